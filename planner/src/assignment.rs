@@ -1,0 +1,74 @@
+//! The planner's decision on a graph, node by node: what codegen compiles.
+
+use autoshard_ir::{Graph, NodeId, StateId};
+
+use crate::mesh::Mesh;
+use crate::spec::{Spec, Strategy};
+
+/// A pipeline stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StageId(pub u16);
+
+/// In which order a stage runs forwards and backwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// All forwards, then all backwards.
+    GPipe,
+    /// One forward, one backward: at most `stages - stage` micro-batches in flight.
+    #[serde(rename = "1f1b")]
+    OneF1B,
+}
+
+/// How every node of a graph is executed. Vectors are by [`NodeId`] and [`StateId`].
+#[derive(Debug, Clone)]
+pub struct Assignment {
+    /// The mesh of every stage.
+    pub mesh: Mesh,
+    /// The number of stages.
+    pub stages: usize,
+    /// The stage of each node. A node that several stages need and that depends on no state may run in each of them
+    /// ([`Assignment::everywhere`]).
+    pub stage: Vec<StageId>,
+    /// Nodes cheap enough to run in every stage that needs their results, rather than sending them.
+    pub everywhere: Vec<bool>,
+    /// The strategy of each node.
+    pub strategy: Vec<Strategy>,
+    /// The storage spec of each state.
+    pub storage: Vec<Spec>,
+    /// The stage that keeps each state.
+    pub home: Vec<StageId>,
+    /// The spec in which each input is fed.
+    pub inputs: Vec<Spec>,
+    /// The schedule.
+    pub schedule: Schedule,
+    /// Micro-batches per step. The graph is that of one micro-batch (over all data-parallel ranks).
+    pub micro_batches: usize,
+}
+
+impl Assignment {
+    /// Everything on one rank.
+    pub fn single(graph: &Graph) -> Assignment {
+        let mesh = Mesh::default();
+        Assignment {
+            stages: 1,
+            stage: vec![StageId(0); graph.nodes.len()],
+            everywhere: vec![false; graph.nodes.len()],
+            strategy: vec![Strategy::replicate(&mesh); graph.nodes.len()],
+            storage: graph.states.iter().map(|s| Spec::replicated(graph.ty(s.read).rank())).collect(),
+            home: vec![StageId(0); graph.states.len()],
+            inputs: graph.inputs.iter().map(|i| Spec::replicated(graph.ty(i.value).rank())).collect(),
+            mesh,
+            schedule: Schedule::GPipe,
+            micro_batches: 1,
+        }
+    }
+    /// The strategy of a node.
+    pub fn strategy(&self, n: NodeId) -> &Strategy {
+        &self.strategy[n.index()]
+    }
+    /// The storage spec of a state.
+    pub fn storage(&self, s: StateId) -> &Spec {
+        &self.storage[s.index()]
+    }
+}

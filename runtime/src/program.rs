@@ -1,0 +1,301 @@
+//! The program of one pipeline stage: what a rank executes. It is parametric in the rank's coordinates, so all ranks of
+//! a stage share one program, and its size does not depend on the number of ranks or micro-batches.
+//!
+//! A program has three instruction lists, `forward`, `backward` (both run once per micro-batch) and `update` (once per
+//! step), and a schedule that says in which order a stage runs them. Buffers lie in one arena:
+//!
+//! ```text
+//! [ persistent | frame 0 | frame 1 | ... | frame slots-1 | scratch ]
+//! ```
+//!
+//! `persistent` holds states, constants, accumulators and whatever lives for the whole step; a `frame` holds what one
+//! micro-batch in flight keeps from its forward to its backward; `scratch` is reused by every list. Lifetimes inside
+//! each region are laid out by codegen; nothing is allocated after loading.
+//!
+//! Invariants (checked by [`crate::verify`]): every read is preceded by a write; buffers that are alive together do not
+//! overlap; collectives of a list come in the same order on all ranks (they do: ranks share the list); sends and
+//! receives over all stages match and cannot deadlock.
+
+use autoshard_ir::factor::ReduceKind;
+use autoshard_ir::graph::StateKind;
+use autoshard_ir::weights::WeightRef;
+use autoshard_ir::{Op, Type};
+use std::sync::Arc;
+
+/// A mesh axis, as an index into [`Program::axes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Axis(pub u8);
+
+/// A buffer, as an index into [`Program::buffers`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// A rank of the whole run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Rank(pub u32);
+
+/// All stages of a run.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Mesh axes inside a stage, outermost first: name and size.
+    pub axes: Vec<(String, usize)>,
+    /// The program of each stage; ranks of stage `s` are `rank_of(s, coordinates)`.
+    pub stages: Vec<Program>,
+    /// Micro-batches per step.
+    pub micro_batches: usize,
+    /// What the caller feeds: global type of one micro-batch, and the dim that micro-batches are cut along.
+    pub inputs: Vec<Port>,
+    /// What the caller gets.
+    pub outputs: Vec<Port>,
+    /// `rank[stage * ranks_per_stage + r]`, where `r` counts coordinates with the last axis fastest.
+    pub ranks: Vec<Rank>,
+}
+
+/// An input or output of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Unsharded type of one micro-batch.
+    pub ty: Type,
+    /// The dim that micro-batches are cut along or joined along; `None`: the same for all, or once per step.
+    pub batch_dim: Option<usize>,
+}
+
+/// What the ranks of one stage execute.
+#[derive(Debug, Clone, Default)]
+pub struct Program {
+    /// Buffers, by [`BufferId`].
+    pub buffers: Vec<Buffer>,
+    /// Once per micro-batch.
+    pub forward: Vec<Instr>,
+    /// Once per micro-batch, after its forward. Empty for inference.
+    pub backward: Vec<Instr>,
+    /// Once per step, before the first forward: parameters shared between stages.
+    pub prologue: Vec<Instr>,
+    /// Once per step, after the last micro-batch.
+    pub update: Vec<Instr>,
+    /// The order in which the stage runs its lists, for all micro-batches.
+    pub schedule: Vec<Slot>,
+    /// States kept in `persistent` between steps.
+    pub states: Vec<StateSlot>,
+    /// Constants written into `persistent` when loading.
+    pub constants: Vec<(BufferId, Arc<autoshard_ir::Tensor>)>,
+    /// Bytes of the persistent region.
+    pub persistent_bytes: u64,
+    /// Bytes of one frame.
+    pub frame_bytes: u64,
+    /// The number of frames: micro-batches in flight at once.
+    pub frames: usize,
+    /// Bytes of the scratch region.
+    pub scratch_bytes: u64,
+}
+
+/// One entry of a stage's schedule. A frame is occupied from a micro-batch's forward to its backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// The forward list for micro-batch `micro_batch`, in frame `frame`.
+    Forward {
+        /** which */
+        micro_batch: usize,
+        /** where */
+        frame: usize,
+    },
+    /// The backward list.
+    Backward {
+        /** which */
+        micro_batch: usize,
+        /** where */
+        frame: usize,
+    },
+    /// The update list.
+    Update,
+}
+
+/// Where in the arena a buffer lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Region {
+    /// For the whole step.
+    Persistent,
+    /// From a micro-batch's forward to its backward.
+    Frame,
+    /// Inside one list.
+    Scratch,
+}
+
+/// A buffer: a shard of a tensor at a place in the arena.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Buffer {
+    /// For people: the value's name and spec.
+    pub name: String,
+    /// Local type.
+    pub ty: Type,
+    /// Unsharded sizes.
+    pub global: Vec<usize>,
+    /// Per dim, the mesh axes that shard it, outermost first.
+    pub shards: Vec<Vec<Axis>>,
+    /// Region of the arena.
+    pub region: Region,
+    /// Byte offset in the region, a multiple of 64.
+    pub offset: u64,
+}
+
+/// A state kept on the devices between steps.
+#[derive(Debug, Clone)]
+pub struct StateSlot {
+    /// Unique name: the parameter's, or `adam.m/NAME`.
+    pub name: String,
+    /// Parameter or optimizer state.
+    pub kind: StateKind,
+    /// Where it is kept.
+    pub buffer: BufferId,
+    /// First content; `None`: zeros.
+    pub init: Option<WeightRef>,
+}
+
+/// One instruction. Collectives run among the ranks that differ only in their coordinates on `axes`, in the order of
+/// those coordinates (first axis slowest).
+#[derive(Debug, Clone, PartialEq)]
+pub enum Instr {
+    /// Applies an operator to local shards.
+    Compute {
+        /// Where it came from, for traces.
+        name: String,
+        /// What to apply.
+        op: Op,
+        /// Operands.
+        inputs: Vec<BufferId>,
+        /// Results.
+        outputs: Vec<BufferId>,
+    },
+    /// `output += input` (same type); for the first micro-batch of a step, `output = input`.
+    Accumulate {
+        /// What to add.
+        input: BufferId,
+        /// The sum over micro-batches.
+        output: BufferId,
+    },
+    /// Copies a buffer to one of the same size in bytes.
+    Copy {
+        /// From.
+        input: BufferId,
+        /// To.
+        output: BufferId,
+    },
+    /// Fills a buffer with zeros on all ranks but the first of `axes`: makes a replicated value a partial sum.
+    ZeroUnlessFirst {
+        /// The buffer.
+        buffer: BufferId,
+        /// The axes.
+        axes: Vec<Axis>,
+    },
+    /// This rank's part of a dim that is whole on `axes`; no communication.
+    Slice {
+        /// Whole on the axes.
+        input: BufferId,
+        /// Sharded.
+        output: BufferId,
+        /// The dim.
+        dim: usize,
+        /// The axes that shard it, first axis outermost.
+        axes: Vec<Axis>,
+    },
+    /// Combines partial values; every rank gets the whole.
+    AllReduce {
+        /// Partial.
+        input: BufferId,
+        /// Combined; may be the same buffer.
+        output: BufferId,
+        /// How.
+        kind: ReduceKind,
+        /// Among which ranks.
+        axes: Vec<Axis>,
+    },
+    /// Joins shards of a dim; every rank gets the whole.
+    AllGather {
+        /// Sharded.
+        input: BufferId,
+        /// Whole.
+        output: BufferId,
+        /// The dim.
+        dim: usize,
+        /// Among which ranks.
+        axes: Vec<Axis>,
+    },
+    /// Combines partial values; every rank gets its shard of a dim.
+    ReduceScatter {
+        /// Partial.
+        input: BufferId,
+        /// Combined and sharded.
+        output: BufferId,
+        /// The dim.
+        dim: usize,
+        /// How.
+        kind: ReduceKind,
+        /// Among which ranks.
+        axes: Vec<Axis>,
+    },
+    /// Moves sharding from one dim to another: the input is sharded on `gather`, the output on `split`.
+    AllToAll {
+        /// Sharded on `gather`.
+        input: BufferId,
+        /// Sharded on `split`.
+        output: BufferId,
+        /// The dim that becomes whole.
+        gather: usize,
+        /// The dim that becomes sharded.
+        split: usize,
+        /// Among which ranks.
+        axes: Vec<Axis>,
+    },
+    /// Sends a buffer to the rank with the same coordinates in another stage.
+    Send {
+        /// What.
+        input: BufferId,
+        /// To which stage.
+        to: usize,
+        /// Matches the receive: unique per pair of stages and list, the micro-batch is added when running.
+        tag: u32,
+    },
+    /// Receives from the rank with the same coordinates in another stage.
+    Recv {
+        /// Where to.
+        output: BufferId,
+        /// From which stage.
+        from: usize,
+        /// Matches the send.
+        tag: u32,
+    },
+    /// Reads this rank's shard of an input of the current micro-batch.
+    Feed {
+        /// Index into [`Job::inputs`].
+        port: usize,
+        /// Where to.
+        output: BufferId,
+    },
+    /// Gives this rank's shard of an output; the runtime joins shards and micro-batches.
+    Fetch {
+        /// What.
+        input: BufferId,
+        /// Index into [`Job::outputs`].
+        port: usize,
+    },
+}
+
+impl Program {
+    /// Bytes of the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.persistent_bytes + self.frame_bytes * self.frames as u64 + self.scratch_bytes
+    }
+    /// The buffer of that id.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+}
+
+impl Job {
+    /// Ranks of one stage.
+    pub fn ranks_per_stage(&self) -> usize {
+        self.axes.iter().map(|a| a.1).product()
+    }
+}

@@ -85,7 +85,7 @@ impl Builder {
         self.graph.inputs.push(Input { name, value, batch_dim });
         value
     }
-    /// A new state.
+    /// A new state; parameters of a float type are trainable until the caller says otherwise.
     pub fn state(
         &mut self,
         name: impl Into<String>,
@@ -96,8 +96,9 @@ impl Builder {
     ) -> StateId {
         let name = name.into();
         let id = StateId(self.graph.states.len() as u32);
+        let trainable = kind == StateKind::Parameter && ty.dtype.is_float();
         let read = self.value(name.clone(), ty, Def::State(id));
-        self.graph.states.push(State { name, kind, read, write: None, init, of });
+        self.graph.states.push(State { name, kind, read, write: None, init, of, trainable });
         id
     }
     /// A constant.

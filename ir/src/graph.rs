@@ -150,6 +150,8 @@ pub struct State {
     pub init: Init,
     /// For optimizer state: the parameter it belongs to.
     pub of: Option<StateId>,
+    /// Whether training changes it: a parameter that the model learns, not a buffer (running statistics, tables).
+    pub trainable: bool,
 }
 
 /// What a state is.

@@ -14,6 +14,7 @@ pub mod onnx;
 pub mod op;
 pub mod ops;
 pub mod tensor;
+pub mod verify;
 pub mod weights;
 
 pub use builder::Builder;

@@ -12,7 +12,10 @@
 //! micro-batch in flight keeps from its forward to its backward; `scratch` is reused by every list. Lifetimes inside
 //! each region are laid out by codegen; nothing is allocated after loading.
 //!
-//! Invariants (checked by [`crate::verify`]): every read is preceded by a write; buffers that are alive together do not
+//! With one micro-batch per step, one frame holds everything that is not persistent, laid out over all four lists: then
+//! the prologue, both lists and the update use frame 0, and values pass between them in it.
+//!
+//! Invariants (checked by `verify`): every read is preceded by a write; buffers that are alive together do not
 //! overlap; collectives of a list come in the same order on all ranks (they do: ranks share the list); sends and
 //! receives over all stages match and cannot deadlock.
 
@@ -297,5 +300,61 @@ impl Job {
     /// Ranks of one stage.
     pub fn ranks_per_stage(&self) -> usize {
         self.axes.iter().map(|a| a.1).product()
+    }
+}
+
+impl Instr {
+    /// The buffers it reads, in order. `Accumulate` also reads its output, except for the first micro-batch.
+    pub fn reads(&self) -> Vec<BufferId> {
+        match self {
+            Instr::Compute { inputs, .. } => inputs.clone(),
+            Instr::Accumulate { input, output } => vec![*input, *output],
+            Instr::ZeroUnlessFirst { buffer, .. } => vec![*buffer],
+            Instr::Copy { input, .. }
+            | Instr::Slice { input, .. }
+            | Instr::AllReduce { input, .. }
+            | Instr::AllGather { input, .. }
+            | Instr::ReduceScatter { input, .. }
+            | Instr::AllToAll { input, .. }
+            | Instr::Send { input, .. }
+            | Instr::Fetch { input, .. } => vec![*input],
+            Instr::Recv { .. } | Instr::Feed { .. } => Vec::new(),
+        }
+    }
+    /// The buffers it writes, in order.
+    pub fn writes(&self) -> Vec<BufferId> {
+        match self {
+            Instr::Compute { outputs, .. } => outputs.clone(),
+            Instr::ZeroUnlessFirst { buffer, .. } => vec![*buffer],
+            Instr::Accumulate { output, .. }
+            | Instr::Copy { output, .. }
+            | Instr::Slice { output, .. }
+            | Instr::AllReduce { output, .. }
+            | Instr::AllGather { output, .. }
+            | Instr::ReduceScatter { output, .. }
+            | Instr::AllToAll { output, .. }
+            | Instr::Recv { output, .. }
+            | Instr::Feed { output, .. } => vec![*output],
+            Instr::Send { .. } | Instr::Fetch { .. } => Vec::new(),
+        }
+    }
+    /// Renames every buffer it names.
+    pub fn map_buffers(&mut self, rename: impl Fn(BufferId) -> BufferId) {
+        match self {
+            Instr::Compute { inputs, outputs, .. } => inputs.iter_mut().chain(outputs).for_each(|b| *b = rename(*b)),
+            Instr::ZeroUnlessFirst { buffer, .. } => *buffer = rename(*buffer),
+            Instr::Accumulate { input, output }
+            | Instr::Copy { input, output }
+            | Instr::Slice { input, output, .. }
+            | Instr::AllReduce { input, output, .. }
+            | Instr::AllGather { input, output, .. }
+            | Instr::ReduceScatter { input, output, .. }
+            | Instr::AllToAll { input, output, .. } => {
+                *input = rename(*input);
+                *output = rename(*output);
+            }
+            Instr::Send { input, .. } | Instr::Fetch { input, .. } => *input = rename(*input),
+            Instr::Recv { output, .. } | Instr::Feed { output, .. } => *output = rename(*output),
+        }
     }
 }

@@ -41,6 +41,11 @@ impl Builder {
             let n = b.graph.node(id);
             b.shared.entry((n.op.clone(), n.inputs.clone(), n.section)).or_insert_with(|| n.outputs.clone());
         }
+        for id in b.graph.value_ids() {
+            if let Def::Const(t) = &b.graph.value(id).def {
+                b.constants.entry((t.ty().clone(), t.bytes().to_vec())).or_insert(id);
+            }
+        }
         b
     }
     /// The graph so far.
@@ -140,7 +145,8 @@ impl Builder {
             return Ok(found.clone());
         }
         let (op, ..) = &key;
-        let small = outs.iter().all(|t| t.numel() <= FOLD_LIMIT);
+        // A constant accumulated over micro-batches is as many times the constant.
+        let small = op.name() != crate::verify::ACCUMULATE && outs.iter().all(|t| t.numel() <= FOLD_LIMIT);
         let constants: Option<Vec<Arc<Tensor>>> = inputs.iter().map(|&v| self.graph.constant(v).cloned()).collect();
         if let (Some(constants), true) = (constants, small) {
             let results = crate::interp::apply(op, &constants, &outs).map_err(|e| OpError(e.0))?;

@@ -13,7 +13,9 @@ pub mod interp;
 pub mod onnx;
 pub mod op;
 pub mod ops;
+pub mod rewrite;
 pub mod tensor;
+pub mod text;
 pub mod verify;
 pub mod weights;
 

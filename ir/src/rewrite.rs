@@ -1,0 +1,124 @@
+//! Rebuilds a graph node by node, dropping what nothing needs: the frame of every pass that rewrites.
+//!
+//! Inputs and states are kept, in order and with their ids; nodes are emitted anew through [`Builder::emit`], so a pass
+//! may emit other nodes instead. Names, scopes and sections are carried over.
+
+use crate::builder::Builder;
+use crate::graph::{Def, Graph, Node, NodeId, ValueId};
+use crate::op::OpError;
+
+/// A node that a pass could not rebuild.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} ({name}): {reason}")]
+pub struct RewriteError {
+    /// Its id in the old graph.
+    pub node: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub reason: OpError,
+}
+
+/// Which nodes outputs and written states need.
+pub fn live(graph: &Graph) -> Vec<bool> {
+    let mut live = vec![false; graph.nodes.len()];
+    let roots = graph.outputs.iter().map(|o| o.value).chain(graph.states.iter().filter_map(|s| s.write));
+    for n in roots.filter_map(|v| graph.producer(v)) {
+        live[n.index()] = true;
+    }
+    // One sweep is enough: operands come before their users.
+    for id in graph.node_ids().rev() {
+        if live[id.index()] {
+            for p in graph.node(id).inputs.iter().filter_map(|&v| graph.producer(v)) {
+                live[p.index()] = true;
+            }
+        }
+    }
+    live
+}
+
+type Finish<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId) -> Result<ValueId, OpError>;
+
+/// Rebuilds a graph. `emit` gets each live node with its operands in the new graph, and returns its results there, of any
+/// type that the later nodes accept; `finish` may adjust each output (a cast back).
+///
+/// # Errors
+/// The first node for which `emit` fails.
+pub fn rebuild(
+    graph: &Graph,
+    mut emit: impl FnMut(&mut Builder, &Node, &[ValueId]) -> Result<Vec<ValueId>, OpError>,
+    mut finish: impl FnMut(&mut Builder, ValueId, ValueId) -> Result<ValueId, OpError>,
+) -> Result<Graph, RewriteError> {
+    let mut b = Builder::new(graph.name.clone());
+    let mut map: Vec<Option<ValueId>> = vec![None; graph.values.len()];
+    for x in &graph.inputs {
+        map[x.value.index()] = Some(b.input(x.name.clone(), graph.ty(x.value).clone(), x.batch_dim));
+    }
+    for s in &graph.states {
+        let id = b.state(s.name.clone(), s.kind, graph.ty(s.read).clone(), s.init.clone(), s.of);
+        b.graph_mut().states[id.index()].trainable = s.trainable;
+        map[s.read.index()] = Some(b.graph().state(id).read);
+    }
+    let live = live(graph);
+    let mut nodes: Vec<Option<NodeId>> = vec![None; graph.nodes.len()];
+    let value = |b: &mut Builder, map: &[Option<ValueId>], v: ValueId| match (&graph.value(v).def, map[v.index()]) {
+        (Def::Const(t), _) => b.constant((**t).clone()),
+        (_, Some(new)) => new,
+        (_, None) => unreachable!("operands come before the node, as the verifier holds"),
+    };
+    for id in graph.node_ids().filter(|id| live[id.index()]) {
+        let n = graph.node(id);
+        b.enter(n.section);
+        b.name.clone_from(&n.name);
+        b.scope.clone_from(&n.scope);
+        b.of = n.of.and_then(|f| nodes[f.index()]);
+        let ins: Vec<ValueId> = n.inputs.iter().map(|&v| value(&mut b, &map, v)).collect();
+        let fail = |reason| RewriteError { node: id, name: n.name.clone(), reason };
+        let outs = emit(&mut b, n, &ins).map_err(fail)?;
+        nodes[id.index()] = outs.first().and_then(|&v| b.graph().producer(v));
+        for (&old, &new) in n.outputs.iter().zip(&outs) {
+            let name = &graph.value(old).name;
+            let slot = &mut b.graph_mut().values[new.index()];
+            if slot.name.is_empty() && matches!(slot.def, Def::Node(..)) {
+                slot.name.clone_from(name);
+            }
+            map[old.index()] = Some(new);
+        }
+    }
+    let root = |b: &mut Builder, v: ValueId, finish: Finish<'_>| {
+        let new = match &graph.value(v).def {
+            Def::Const(t) => b.constant((**t).clone()),
+            _ => map[v.index()].expect("roots are live"),
+        };
+        let (name, scope, section) = match graph.producer(v).map(|p| graph.node(p)) {
+            Some(n) => (n.name.clone(), n.scope.clone(), n.section),
+            None => (String::new(), String::new(), crate::graph::Section::Forward),
+        };
+        (b.name, b.scope, b.of) = (name, scope, None);
+        b.enter(section);
+        finish(b, v, new).map_err(|reason| RewriteError {
+            node: graph.producer(v).unwrap_or(NodeId(0)),
+            name: graph.value(v).name.clone(),
+            reason,
+        })
+    };
+    for o in &graph.outputs {
+        let v = root(&mut b, o.value, &mut finish)?;
+        b.output(o.name.clone(), v, o.batch_dim);
+    }
+    for id in graph.state_ids() {
+        if let Some(w) = graph.state(id).write {
+            let v = root(&mut b, w, &mut finish)?;
+            b.graph_mut().states[id.index()].write = Some(v);
+        }
+    }
+    Ok(b.finish())
+}
+
+/// Drops what neither outputs nor written states need.
+///
+/// # Errors
+/// None for a graph that keeps its invariants.
+pub fn prune(graph: &Graph) -> Result<Graph, RewriteError> {
+    rebuild(graph, |b, n, ins| b.emit(n.op.clone(), ins), |_, _, v| Ok(v))
+}

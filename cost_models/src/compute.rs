@@ -1,0 +1,134 @@
+//! Time of an operator on one device: a roofline whose efficiency depends on family, precision and shape.
+//!
+//! `time = max(launch floor, arithmetic, memory traffic)`, where
+//! - matrix products run as tiles over the device's processors: the last wave counts whole, a tile's prologue and epilogue are paid
+//!   per tile, and small results may split `k`;
+//! - fused attention and convolutions reach a fraction of the peak;
+//! - everything else moves bytes at a fraction of the memory's bandwidth.
+//!
+//! Coefficients by architecture, and where they come from: `coefficients/compute.toml`.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use autoshard_ir::DType;
+use autoshard_ir::op::{Family, Work};
+use serde::Deserialize;
+
+use crate::hardware::{Architecture, Cluster, Device, Format};
+use crate::units::{Bytes, Flops, FlopsPerSecond, Seconds};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Coefficients {
+    architecture: BTreeMap<Architecture, ArchitectureCoefficients>,
+    #[serde(rename = "sources")]
+    _sources: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArchitectureCoefficients {
+    /// Least time of a kernel, queued behind others.
+    launch_us: f64,
+    /// Fraction of the dense peak of a large matrix product, where the device states none.
+    matmul: f64,
+    /// Of the dense peak, in fused attention.
+    attention: f64,
+    /// Of the dense peak, in convolutions.
+    conv: f64,
+    /// Of the memory bandwidth, streaming.
+    stream: f64,
+    /// Of the memory bandwidth, indexed rows.
+    gather: f64,
+    /// Prologue and epilogue of a tile, us.
+    tile_us: f64,
+    tiles: Vec<Tile>,
+}
+
+/// A tile shape of matrix products.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tile {
+    m: usize,
+    n: usize,
+    /// Its rate, relative to the best tile's.
+    rate: f64,
+}
+
+static COEFFICIENTS: LazyLock<Coefficients> = LazyLock::new(|| {
+    // Embedded and read by every test of this file: it parses, and has every architecture.
+    toml::from_str(include_str!("../coefficients/compute.toml")).expect("embedded coefficients/compute.toml")
+});
+
+impl Device {
+    /// The dense peak at which arithmetic on `dtype` runs: matrix units for 16-bit floats where the device has them, vector units for
+    /// f32 (as PyTorch by default, no TF32). Types without units of their own run on wider ones.
+    pub fn peak_for(&self, dtype: DType) -> FlopsPerSecond {
+        let chain: &[Format] = match dtype {
+            DType::F16 => &[Format::Fp16],
+            DType::Bf16 => &[Format::Bf16],
+            DType::F64 => &[Format::Fp64],
+            _ => &[],
+        };
+        if let Some(peak) = chain.iter().find_map(|f| self.dense_peak(*f)) {
+            return peak;
+        }
+        // Validation demands fp32.
+        let single = self.dense_peak(Format::Fp32).unwrap_or(FlopsPerSecond(1e12));
+        if dtype == DType::F64 { single * 0.5 } else { single }
+    }
+}
+
+impl Cluster {
+    /// How long a device takes to execute an operator once, computing in `dtype`, alone on the device.
+    pub fn op_time(&self, work: &Work, dtype: DType) -> Seconds {
+        let c = &COEFFICIENTS.architecture[&self.device.architecture];
+        let peak = self.device.peak_for(dtype);
+        let flops = Flops(work.flops);
+        let (arithmetic, streaming) = match work.family {
+            Family::Free => return Seconds::ZERO,
+            Family::MatMul => (self.matmul_time(work, peak, c), c.stream),
+            Family::Conv => (flops / (peak * c.conv), c.stream),
+            Family::Attention => (flops / (peak * c.attention), c.stream),
+            // Vector units: a few operations per byte never bind, but transcendental-heavy chains on slow devices do.
+            Family::Memory => (flops / self.device.peak_for(DType::F32), c.stream),
+            Family::Gather => (flops / self.device.peak_for(DType::F32), c.gather),
+        };
+        let traffic = Bytes(work.bytes.max(0.0) as u64) / (self.device.bandwidth() * streaming);
+        arithmetic.max(traffic).max(Seconds::micros(c.launch_us))
+    }
+
+    /// Tiles over processors, in whole waves; the best of the tile shapes and splits of `k`.
+    fn matmul_time(&self, work: &Work, peak: FlopsPerSecond, c: &ArchitectureCoefficients) -> Seconds {
+        let efficiency = self.device.matmul_efficiency.as_ref().map_or(c.matmul, |f| f.value);
+        let Some([batch, m, n, k]) = work.gemm else {
+            return Flops(work.flops) / (peak * efficiency);
+        };
+        let processors = self.device.processors.value;
+        let per_processor = peak * (efficiency / processors);
+        let mut best = Seconds(f64::INFINITY);
+        for tile in &c.tiles {
+            let tiles = (batch * m.div_ceil(tile.m) * n.div_ceil(tile.n)) as f64;
+            let mut split = 1.0;
+            loop {
+                let waves = (tiles * split / processors).ceil().max(1.0);
+                let flops = Flops(2.0 * (tile.m * tile.n) as f64 * k as f64 / split);
+                let reduce = if split > 1.0 {
+                    // Partial results in f32, written and read once.
+                    let bytes = 8.0 * split * batch as f64 * m as f64 * n as f64;
+                    Bytes(bytes as u64) / (self.device.bandwidth() * c.stream)
+                } else {
+                    Seconds::ZERO
+                };
+                let time = (flops / (per_processor * tile.rate) + Seconds::micros(c.tile_us)) * waves + reduce;
+                best = best.min(time);
+                if split >= 16.0 || tiles * split >= processors || k as f64 / split < 256.0 {
+                    break;
+                }
+                split *= 2.0;
+            }
+        }
+        best
+    }
+}

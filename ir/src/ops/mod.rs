@@ -7,9 +7,16 @@ use crate::op::OpDef;
 pub mod binary;
 pub mod cast;
 pub mod compare;
+pub mod cross_entropy;
+pub mod einsum;
 pub mod expand;
+pub mod norm;
+pub mod optimizer;
+pub(crate) mod real;
 pub mod reduce;
 pub mod reshape;
+pub(crate) mod rules;
+pub mod softmax;
 pub(crate) mod support;
 pub mod transpose;
 pub mod unary;
@@ -36,13 +43,26 @@ pub static TABLE: &[&OpDef] = &[
     &compare::NOT,
     &compare::IS_NAN,
     &compare::WHERE,
+    &cross_entropy::CROSS_ENTROPY_PARTS,
+    &cross_entropy::CROSS_ENTROPY_GRAD,
+    &einsum::EINSUM,
     &expand::EXPAND,
+    &norm::LAYER_NORM,
+    &norm::LAYER_NORM_GRAD,
+    &norm::RMS_NORM,
+    &norm::RMS_NORM_GRAD,
+    &optimizer::ACCUMULATE,
+    &optimizer::ADAMW,
+    &optimizer::SGD,
     &reduce::REDUCE_SUM,
     &reduce::REDUCE_MAX,
     &reduce::REDUCE_MIN,
     &reduce::REDUCE_PROD,
     &reduce::ARG_MAX,
     &reshape::RESHAPE,
+    &softmax::SOFTMAX,
+    &softmax::LOG_SOFTMAX,
+    &softmax::SOFTMAX_GRAD,
     &transpose::TRANSPOSE,
     &unary::NEG,
     &unary::ABS,

@@ -4,4 +4,5 @@
 
 pub mod assignment;
 pub mod mesh;
+pub mod solver;
 pub mod spec;

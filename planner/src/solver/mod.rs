@@ -1,0 +1,37 @@
+//! Strategy selection: one strategy per node, least cost of nodes and edges, usage of every row within its limit.
+//!
+//! This module knows nothing of operators, meshes or devices. [`Problem`] is the model, [`solve`] the one entry point.
+//!
+//! ```
+//! use autoshard_planner::solver::{Options, Problem, solve};
+//!
+//! // Two nodes; equal strategies need no resharding, the cheap pair (0, 0) does not fit.
+//! let mut p = Problem::seconds();
+//! let a = p.add_node([1.0, 3.0]);
+//! let b = p.add_node([1.0, 2.0]);
+//! p.add_edge(a, b, |i, j| if i == j { 0.0 } else { 5.0 });
+//! let memory = p.add_row(10);
+//! p.add_usage(a, memory..memory + 1, [8, 4]);
+//! p.add_usage(b, memory..memory + 1, [8, 4]);
+//! let solution = solve(&p, &Options::default()).unwrap();
+//! assert_eq!(solution.choice, [1, 1]);
+//! assert_eq!(p.value(solution.objective), 5.0);
+//! assert_eq!(solution.bound, solution.objective);
+//! ```
+
+mod ilp;
+mod problem;
+#[cfg(test)]
+mod reference;
+mod result;
+
+pub use problem::{Cost, Edge, FORBIDDEN, MalformedProblem, Matrix, Node, Problem, Total, Usage};
+pub use result::{Conflict, Options, Phase, Reductions, Solution, SolveError, Statistics};
+
+/// Finds a choice of least cost, with a proven lower bound on the cost of any choice.
+///
+/// Errors: see [`SolveError`].
+pub fn solve(problem: &Problem, options: &Options) -> Result<Solution, SolveError> {
+    problem.check()?;
+    ilp::solve(problem, options)
+}

@@ -7,15 +7,21 @@ use crate::op::OpDef;
 pub mod binary;
 pub mod cast;
 pub mod compare;
+pub mod concat;
 pub mod cross_entropy;
 pub mod einsum;
 pub mod expand;
+pub mod gather;
+pub mod gather_nd;
+pub mod iota;
 pub mod norm;
 pub mod optimizer;
+pub mod pad;
 pub(crate) mod real;
 pub mod reduce;
 pub mod reshape;
 pub(crate) mod rules;
+pub mod slice;
 pub mod softmax;
 pub(crate) mod support;
 pub mod transpose;
@@ -43,10 +49,18 @@ pub static TABLE: &[&OpDef] = &[
     &compare::NOT,
     &compare::IS_NAN,
     &compare::WHERE,
+    &concat::CONCAT,
     &cross_entropy::CROSS_ENTROPY_PARTS,
     &cross_entropy::CROSS_ENTROPY_GRAD,
     &einsum::EINSUM,
     &expand::EXPAND,
+    &gather::GATHER,
+    &gather::SCATTER_ADD,
+    &gather::GATHER_ELEMENTS,
+    &gather::GATHER_ELEMENTS_GRAD,
+    &gather_nd::GATHER_ND,
+    &gather_nd::GATHER_ND_GRAD,
+    &iota::IOTA,
     &norm::LAYER_NORM,
     &norm::LAYER_NORM_GRAD,
     &norm::RMS_NORM,
@@ -54,12 +68,14 @@ pub static TABLE: &[&OpDef] = &[
     &optimizer::ACCUMULATE,
     &optimizer::ADAMW,
     &optimizer::SGD,
+    &pad::PAD,
     &reduce::REDUCE_SUM,
     &reduce::REDUCE_MAX,
     &reduce::REDUCE_MIN,
     &reduce::REDUCE_PROD,
     &reduce::ARG_MAX,
     &reshape::RESHAPE,
+    &slice::SLICE,
     &softmax::SOFTMAX,
     &softmax::LOG_SOFTMAX,
     &softmax::SOFTMAX_GRAD,

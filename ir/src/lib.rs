@@ -4,6 +4,7 @@
 //!
 //! Read in this order: [`tensor`], [`graph`], [`op`], [`factor`], [`ops`], [`builder`], [`onnx`], [`train`].
 
+pub mod assemble;
 pub mod builder;
 pub mod convert;
 pub mod dtype;
@@ -16,6 +17,7 @@ pub mod ops;
 pub mod rewrite;
 pub mod tensor;
 pub mod text;
+pub mod train;
 pub mod verify;
 pub mod weights;
 

@@ -510,11 +510,8 @@ mod tests {
         let dot = |a: &Tensor, b: &Tensor| -> f64 {
             a.as_slice::<f32>().iter().zip(b.as_slice::<f32>()).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
         };
-        for (((i, s), gx), gw) in samples()
-            .into_iter()
-            .enumerate()
-            .zip(samples_grad(&CONV_GRAD_INPUT))
-            .zip(samples_grad(&CONV_GRAD_WEIGHT))
+        for (((i, s), gx), gw) in
+            samples().into_iter().enumerate().zip(samples_grad(&CONV_GRAD_INPUT)).zip(samples_grad(&CONV_GRAD_WEIGHT))
         {
             let (x, w) = (random(&s.inputs[0].ty, i as u64), random(&s.inputs[1].ty, 50 + i as u64));
             let types = s.op.infer(&[x.ty().clone(), w.ty().clone()]).unwrap();

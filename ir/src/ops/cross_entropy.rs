@@ -210,8 +210,7 @@ fn operands(cx: &mut ImportCx<'_>) -> Result<Loss, OpError> {
             }
             let zero = cx.b.scalar(label_type, 0.0);
             let safe = cx.b.where_(valid, labels, zero)?;
-            let gather = crate::ops::find("Gather").ok_or_else(|| OpError("class weights need Gather".into()))?;
-            let w = cx.emit(Op::new(gather).int("axis", 0), &[w, safe])?;
+            let w = cx.b.gather(w, safe, 0)?;
             let zero = cx.b.scalar(cx.b.ty(w).dtype, 0.0);
             Some(cx.b.where_(valid, w, zero)?)
         }

@@ -8,6 +8,7 @@ pub mod binary;
 pub mod cast;
 pub mod compare;
 pub mod concat;
+pub mod conv;
 pub mod cross_entropy;
 pub mod einsum;
 pub mod expand;
@@ -17,6 +18,7 @@ pub mod iota;
 pub mod norm;
 pub mod optimizer;
 pub mod pad;
+pub mod pool;
 pub(crate) mod real;
 pub mod reduce;
 pub mod reshape;
@@ -26,6 +28,7 @@ pub mod softmax;
 pub(crate) mod support;
 pub mod transpose;
 pub mod unary;
+pub(crate) mod window;
 
 /// Every operator, by file.
 pub static TABLE: &[&OpDef] = &[
@@ -50,6 +53,9 @@ pub static TABLE: &[&OpDef] = &[
     &compare::IS_NAN,
     &compare::WHERE,
     &concat::CONCAT,
+    &conv::CONV,
+    &conv::CONV_GRAD_INPUT,
+    &conv::CONV_GRAD_WEIGHT,
     &cross_entropy::CROSS_ENTROPY_PARTS,
     &cross_entropy::CROSS_ENTROPY_GRAD,
     &einsum::EINSUM,
@@ -69,6 +75,10 @@ pub static TABLE: &[&OpDef] = &[
     &optimizer::ADAMW,
     &optimizer::SGD,
     &pad::PAD,
+    &pool::MAX_POOL,
+    &pool::MAX_POOL_GRAD,
+    &pool::AVERAGE_POOL,
+    &pool::AVERAGE_POOL_GRAD,
     &reduce::REDUCE_SUM,
     &reduce::REDUCE_MAX,
     &reduce::REDUCE_MIN,

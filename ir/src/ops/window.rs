@@ -12,12 +12,8 @@ pub(crate) const MAX_SPATIAL: usize = 3;
 pub(crate) const CONV_ATTRS: &[(&str, AttrKind)] =
     &[("strides", AttrKind::Ints), ("pads", AttrKind::Ints), ("dilations", AttrKind::Ints)];
 /// Attributes that the gradients of a convolution take: also the sizes of their result.
-pub(crate) const CONV_GRAD_ATTRS: &[(&str, AttrKind)] = &[
-    ("strides", AttrKind::Ints),
-    ("pads", AttrKind::Ints),
-    ("dilations", AttrKind::Ints),
-    ("dims", AttrKind::Ints),
-];
+pub(crate) const CONV_GRAD_ATTRS: &[(&str, AttrKind)] =
+    &[("strides", AttrKind::Ints), ("pads", AttrKind::Ints), ("dilations", AttrKind::Ints), ("dims", AttrKind::Ints)];
 /// Attributes that a pool takes.
 pub(crate) const POOL_ATTRS: &[(&str, AttrKind)] = &[
     ("kernel", AttrKind::Ints),
@@ -100,7 +96,9 @@ impl Window {
                 let extent = self.reach(d);
                 let padded = input[d] + self.before[d] + self.behind[d];
                 let room = padded.checked_sub(extent).ok_or_else(|| {
-                    OpError(format!("a window of extent {extent} does not fit size {padded} (with padding) of spatial dim {d}"))
+                    OpError(format!(
+                        "a window of extent {extent} does not fit size {padded} (with padding) of spatial dim {d}"
+                    ))
                 })?;
                 let places = if self.ceil { room.div_ceil(self.strides[d]) } else { room / self.strides[d] } + 1;
                 // A window that starts in the padding behind is none.
@@ -119,7 +117,8 @@ impl Window {
                 return Err(OpError(format!("`{name}` has {} entries, not {count}", xs.len())));
             }
             let one = |&x: &i64| {
-                usize::try_from(x).map_err(|_| OpError(format!("`{name}` holds {x}; negative values are not supported")))
+                usize::try_from(x)
+                    .map_err(|_| OpError(format!("`{name}` holds {x}; negative values are not supported")))
             };
             xs.iter().map(one).collect()
         };
@@ -135,13 +134,16 @@ impl Window {
             mode @ ("SAME_UPPER" | "SAME_LOWER") => {
                 for d in 0..n {
                     let places = input[d].div_ceil(strides[d].max(1));
-                    let covered = places.saturating_sub(1) * strides[d] + dilations[d] * kernel[d].saturating_sub(1) + 1;
+                    let covered =
+                        places.saturating_sub(1) * strides[d] + dilations[d] * kernel[d].saturating_sub(1) + 1;
                     let total = covered.saturating_sub(input[d]);
                     let (less, more) = (total / 2, total - total / 2);
                     (before[d], behind[d]) = if mode == "SAME_UPPER" { (less, more) } else { (more, less) };
                 }
             }
-            other => return Err(OpError(format!("auto_pad `{other}` is none of NOTSET, VALID, SAME_UPPER, SAME_LOWER"))),
+            other => {
+                return Err(OpError(format!("auto_pad `{other}` is none of NOTSET, VALID, SAME_UPPER, SAME_LOWER")));
+            }
         }
         let ceil = cx.attr_int("ceil_mode", 0) != 0;
         Ok(Window { kernel: kernel.to_vec(), strides, before, behind, dilations, ceil })

@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::{Cluster, LinkKind, Tier};
+use crate::hardware::{Architecture, Cluster, LinkKind, Tier};
 use crate::topology::Group;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 
@@ -114,10 +114,14 @@ pub struct CollectiveEstimate {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Coefficients {
-    launch_us: f64,
+    launch_us: BTreeMap<Architecture, f64>,
+    /// Of the rate of a ring, what pairwise exchanges reach; 1 where absent.
+    all_to_all_fraction: BTreeMap<LinkKind, f64>,
     protocol: BTreeMap<Protocol, ProtocolCoefficients>,
     /// Per link and protocol, what one step costs. A protocol that a link lacks is not used on it.
     hop_us: BTreeMap<LinkKind, BTreeMap<Protocol, HopCoefficients>>,
+    /// Wire volume that fills the buffers of one step of a ring, by link.
+    fill_mb_per_step: BTreeMap<LinkKind, f64>,
     in_switch: InSwitchCoefficients,
     #[serde(rename = "sources")]
     _sources: BTreeMap<String, String>,
@@ -128,7 +132,6 @@ struct Coefficients {
 struct ProtocolCoefficients {
     bandwidth_fraction: f64,
     base_us: f64,
-    fill_mb: f64,
 }
 
 #[derive(Deserialize)]
@@ -162,13 +165,17 @@ struct Level<'a> {
 }
 
 impl Level<'_> {
-    /// Per member, what `n` communicating inner domains reach.
+    /// Per member, in a ring or tree.
     fn bandwidth(&self) -> f64 {
-        let nominal = self.tier.effective_bandwidth().0;
-        match &self.tier.pair_gb_s {
-            Some(pair) => nominal.min(pair.value * 1e9 * self.tier.efficiency.value * (self.fan - 1.0).max(1.0)),
-            None => nominal,
+        self.tier.effective_bandwidth((self.members * self.fan).ceil() as usize).0
+    }
+    /// Per member, when every pair exchanges messages.
+    fn all_to_all_bandwidth(&self) -> f64 {
+        if let Some(stated) = &self.tier.all_to_all_gb_s {
+            return self.bandwidth().min(stated.value * 1e9 * self.tier.efficiency.value);
         }
+        let fraction = COEFFICIENTS.all_to_all_fraction.get(&self.tier.kind).copied().unwrap_or(1.0);
+        self.bandwidth() * fraction
     }
 }
 
@@ -188,6 +195,7 @@ impl Cluster {
             return None;
         }
         let model = Model { levels: self.levels(group), kind, bytes: bytes.as_f64(), size: group.size };
+        let launch = Seconds::micros(COEFFICIENTS.launch_us[&self.device.architecture]);
         let mut best: Option<CollectiveEstimate> = None;
         for (protocol, c) in &COEFFICIENTS.protocol {
             let candidates = [
@@ -199,7 +207,7 @@ impl Cluster {
             ];
             for (algorithm, time) in candidates {
                 let Some(time) = time else { continue };
-                let time = time + Seconds::micros(COEFFICIENTS.launch_us);
+                let time = time + launch;
                 if best.is_none_or(|b| time.0 < b.time.0) {
                     best = Some(CollectiveEstimate { time, algorithm, protocol: *protocol });
                 }
@@ -256,6 +264,17 @@ impl Model<'_> {
         Some((if tree { hop.tree } else { hop.ring } + level.tier.latency_us.value) * 1e-6)
     }
 
+    /// Wire volume that pipelining through bounded buffers costs, of a ring that passes every rank `passes` times. Measured on up to 8
+    /// ranks in one node; not extrapolated to longer rings.
+    fn fill_mb(&self, passes: f64) -> f64 {
+        let Some(level) = self.levels.first() else { return 0.0 };
+        let steps = match self.kind {
+            CollectiveKind::SendRecv => 1.0,
+            _ => passes * (level.fan - 1.0).min(7.0),
+        };
+        steps * COEFFICIENTS.fill_mb_per_step.get(&level.tier.kind).copied().unwrap_or(0.0)
+    }
+
     fn ring(&self, protocol: Protocol, c: &ProtocolCoefficients) -> Option<Seconds> {
         use CollectiveKind::*;
         let passes = match self.kind {
@@ -269,7 +288,7 @@ impl Model<'_> {
         }
         let volume = self.bytes * self.kind.wire_fraction(self.size);
         let bandwidth = ring_bandwidth(&self.levels)? * c.bandwidth_fraction;
-        Some(Seconds(c.base_us * 1e-6 + hops + transfer(volume, bandwidth, c.fill_mb)))
+        Some(Seconds(c.base_us * 1e-6 + hops + transfer(volume, bandwidth, self.fill_mb(passes))))
     }
 
     /// Point-to-point messages: the traffic that leaves a domain shares the links of its members.
@@ -280,15 +299,11 @@ impl Model<'_> {
             CollectiveKind::SendRecv => {
                 latency += self.hop(outermost, protocol, false)?;
                 for level in &self.levels {
-                    let pair = level
-                        .tier
-                        .pair_gb_s
-                        .as_ref()
-                        .map_or(f64::INFINITY, |p| p.value * 1e9 * level.tier.efficiency.value);
+                    let pair = level.tier.effective_bandwidth(2).0;
                     slowest = slowest.max(transfer(
                         self.bytes,
                         level.bandwidth().min(pair) * c.bandwidth_fraction,
-                        c.fill_mb,
+                        self.fill_mb(1.0),
                     ));
                 }
             }
@@ -298,7 +313,11 @@ impl Model<'_> {
                     latency += level.edges * self.hop(level, protocol, false)?;
                     // Of each rank's shard, what goes to members outside of its inner domain.
                     let volume = self.bytes / n * (n - level.members) / n;
-                    slowest = slowest.max(transfer(volume, level.bandwidth() * c.bandwidth_fraction, c.fill_mb));
+                    slowest = slowest.max(transfer(
+                        volume,
+                        level.all_to_all_bandwidth() * c.bandwidth_fraction,
+                        self.fill_mb(1.0),
+                    ));
                 }
             }
             _ => return None,
@@ -317,7 +336,7 @@ impl Model<'_> {
             hops += 2.0 * steps * self.hop(level, protocol, true)?;
         }
         let bandwidth = ring_bandwidth(&self.levels)? * c.bandwidth_fraction;
-        Some(Seconds(c.base_us * 1e-6 + hops + transfer(2.0 * self.bytes, bandwidth, c.fill_mb)))
+        Some(Seconds(c.base_us * 1e-6 + hops + transfer(2.0 * self.bytes, bandwidth, self.fill_mb(2.0))))
     }
 
     /// What the switches of the innermost level sustain, with the share of `bytes` on each link; None without such switches.
@@ -358,7 +377,7 @@ impl Model<'_> {
         for (i, level) in self.levels.iter().enumerate() {
             let hop = self.hop(level, protocol, true)?;
             let volume = passes * (level.fan - 1.0) / level.fan * self.bytes / shards;
-            let ring = transfer(volume, level.bandwidth() * c.bandwidth_fraction, c.fill_mb);
+            let ring = transfer(volume, level.bandwidth() * c.bandwidth_fraction, self.fill_mb(passes));
             let (time, hops) = match self.switch_time() {
                 Some(time) if i == 0 && protocol == Protocol::Simple && time < ring => (time, 1.0),
                 _ => (ring, (level.fan - 1.0).min(2.0 * level.fan.log2().ceil())),

@@ -10,6 +10,7 @@
 //! Read next: [`crate::library`] for names and loading, [`crate::topology`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -216,9 +217,13 @@ pub struct Tier {
     pub devices: Option<usize>,
     /// Nominal bandwidth per direction and device, GB/s, all devices active.
     pub bandwidth_gb_s: Figure,
-    /// Between two devices alone, GB/s, where that is less ([`LinkKind::Mesh`]).
+    /// What groups smaller than the domain reach, where that is less ([`LinkKind::Mesh`]): ascending, the first entry with at least
+    /// as many members counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupBandwidth>,
+    /// What a device sends while all exchange with all, GB/s, where that is less: not all pairs are joined directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pair_gb_s: Option<Figure>,
+    pub all_to_all_gb_s: Option<Figure>,
     /// The fraction of it that large collectives reach.
     pub efficiency: Figure,
     /// Time that crossing this tier once adds, us, on top of what the technology's protocols cost.
@@ -227,6 +232,16 @@ pub struct Tier {
     /// Reductions done by the switches (NVLS), where the hardware has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_switch: Option<InSwitch>,
+}
+
+/// The bandwidth of a group inside one domain.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupBandwidth {
+    /// Up to that many members.
+    pub members: usize,
+    /// Nominal bandwidth per direction and device, GB/s.
+    pub bandwidth_gb_s: Figure,
 }
 
 fn no_latency() -> Figure {
@@ -248,9 +263,12 @@ impl Tier {
     pub fn bandwidth(&self) -> BytesPerSecond {
         BytesPerSecond(self.bandwidth_gb_s.value * 1e9)
     }
-    /// What large collectives reach of it.
-    pub fn effective_bandwidth(&self) -> BytesPerSecond {
-        self.bandwidth() * self.efficiency.value
+    /// What large collectives of `members` devices in one domain reach of it.
+    pub fn effective_bandwidth(&self, members: usize) -> BytesPerSecond {
+        let group = self.groups.iter().find(|g| g.members >= members);
+        let nominal =
+            group.map_or(self.bandwidth_gb_s.value, |g| g.bandwidth_gb_s.value.min(self.bandwidth_gb_s.value));
+        BytesPerSecond(nominal * 1e9 * self.efficiency.value)
     }
 }
 
@@ -441,8 +459,20 @@ impl Problems {
     fn tier(&mut self, at: &str, t: &Tier) {
         self.positive(format!("{at}.bandwidth_gb_s"), t.bandwidth_gb_s.value);
         self.fraction(format!("{at}.efficiency"), t.efficiency.value);
-        if let Some(pair) = &t.pair_gb_s {
-            self.positive(format!("{at}.pair_gb_s"), pair.value);
+        if let Some(a) = &t.all_to_all_gb_s {
+            self.positive(format!("{at}.all_to_all_gb_s"), a.value);
+        }
+        let mut least = 1;
+        for (i, g) in t.groups.iter().enumerate() {
+            let at = format!("{at}.groups[{i}]");
+            self.positive(format!("{at}.bandwidth_gb_s"), g.bandwidth_gb_s.value);
+            if g.members <= least {
+                self.add(
+                    &format!("{at}.members"),
+                    format!("is {}, but must be more than {least}: list groups by size", g.members),
+                );
+            }
+            least = g.members.max(least);
         }
         self.not_negative(format!("{at}.latency_us"), t.latency_us.value);
         if let Some(s) = &t.in_switch {
@@ -462,6 +492,36 @@ pub(crate) fn device_problems(at: &str, device: &Device) -> Vec<Problem> {
     let mut problems = Problems::default();
     problems.device(at, device);
     problems.0
+}
+
+impl fmt::Display for Cluster {
+    /// A few lines: what it is made of.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let d = &self.device;
+        writeln!(f, "{}: {}", self.name, self.title)?;
+        write!(f, "  device {}: {} ({} usable), {}", d.name, d.capacity(), self.usable_memory(), d.bandwidth())?;
+        for format in d.peak.keys() {
+            if let Some(peak) = d.dense_peak(*format) {
+                write!(f, ", {} {peak}", format.name())?;
+            }
+        }
+        writeln!(f, " dense")?;
+        write!(f, "  {} per node", self.devices_per_node)?;
+        if let Some(n) = self.max_nodes {
+            write!(f, ", at most {n} {}", if n == 1 { "node" } else { "nodes" })?;
+        }
+        for t in &self.tiers {
+            write!(f, "\n  tier {}", t.name)?;
+            if let Some(n) = t.devices {
+                write!(f, " of {n}")?;
+            }
+            write!(f, ": {} per device and direction, {:.0}% reached", t.bandwidth(), 100.0 * t.efficiency.value)?;
+            if t.in_switch.is_some() {
+                write!(f, ", reductions in the switches")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Cluster {

@@ -4,12 +4,15 @@
 
 use crate::op::OpDef;
 
+pub mod attention;
 pub mod binary;
 pub mod cast;
 pub mod compare;
+pub mod composites;
 pub mod concat;
 pub mod conv;
 pub mod cross_entropy;
+pub mod dropout;
 pub mod einsum;
 pub mod expand;
 pub mod gather;
@@ -23,15 +26,20 @@ pub(crate) mod real;
 pub mod reduce;
 pub mod reshape;
 pub(crate) mod rules;
+pub mod scan;
+pub mod scatter;
 pub mod slice;
 pub mod softmax;
 pub(crate) mod support;
+pub mod top_k;
 pub mod transpose;
 pub mod unary;
 pub(crate) mod window;
 
 /// Every operator, by file.
 pub static TABLE: &[&OpDef] = &[
+    &attention::ATTENTION,
+    &attention::ATTENTION_GRAD,
     &binary::ADD,
     &binary::SUB,
     &binary::MUL,
@@ -58,6 +66,7 @@ pub static TABLE: &[&OpDef] = &[
     &conv::CONV_GRAD_WEIGHT,
     &cross_entropy::CROSS_ENTROPY_PARTS,
     &cross_entropy::CROSS_ENTROPY_GRAD,
+    &dropout::DROPOUT,
     &einsum::EINSUM,
     &expand::EXPAND,
     &gather::GATHER,
@@ -85,10 +94,15 @@ pub static TABLE: &[&OpDef] = &[
     &reduce::REDUCE_PROD,
     &reduce::ARG_MAX,
     &reshape::RESHAPE,
+    &scan::CUM_SUM,
+    &scan::TRILU,
+    &scatter::SCATTER_ND,
+    &scatter::SCATTER_ELEMENTS,
     &slice::SLICE,
     &softmax::SOFTMAX,
     &softmax::LOG_SOFTMAX,
     &softmax::SOFTMAX_GRAD,
+    &top_k::TOP_K,
     &transpose::TRANSPOSE,
     &unary::NEG,
     &unary::ABS,
@@ -115,6 +129,11 @@ pub static TABLE: &[&OpDef] = &[
     &unary::SILU_GRAD,
     &unary::SOFTPLUS,
 ];
+
+/// Every import rule of ONNX operators: those of the table's entries, and those of composites.
+pub fn onnx_rules() -> impl Iterator<Item = &'static crate::onnx::import::OnnxRule> {
+    TABLE.iter().flat_map(|d| d.onnx).chain(composites::RULES)
+}
 
 /// The operator of that name.
 pub fn find(name: &str) -> Option<&'static OpDef> {

@@ -1,0 +1,252 @@
+//! `Attention`: softmax(q k' scale + mask) v per head, fused, with causal masks, sliding windows and grouped queries.
+//!
+//! Operands: `q[b,h,s,d]`, `k[b,hk,t,d]`, `v[b,hk,t,e]` with `hk` dividing `h` (each key head serves `h / hk` query heads in a
+//! row), and optionally a mask of 4 dims that broadcasts to `[b,h,s,t]`: truth values (true: visible) or numbers to add.
+//! Results: `out[b,h,s,e]`, and `lse[b,h,s]`, the log of each row's normaliser, kept for the backward pass.
+//!
+//! Causal: query `i` sees keys `j <= i + offset` (`offset`: the length of the cache); with a window, also `j > i + offset - window`.
+//! Both are absolute indices: a shard of the queries knows its origin. A row that sees no key gives zeros.
+//!
+//! Batch, heads and query rows can be split; keys stay whole.
+
+mod import;
+mod kernel;
+
+use crate::builder::Builder;
+use crate::dtype::DType;
+use crate::factor::{FactorRule, ReduceKind};
+use crate::graph::ValueId;
+use crate::onnx::import::OnnxRule;
+use crate::op::{AttrKind, Family, GradCx, Gradient, Op, OpDef, OpError, Sample, SampleInput, Work};
+use crate::ops::real::{expect_float, expect_operands, never_identity, stat_dtype};
+use crate::ops::rules::RuleBuilder;
+use crate::tensor::Type;
+
+const ATTRS: &[(&str, AttrKind)] =
+    &[("scale", AttrKind::Float), ("causal", AttrKind::Bool), ("offset", AttrKind::Int), ("window", AttrKind::Int)];
+
+/// Fused attention.
+pub static ATTENTION: OpDef = OpDef {
+    name: "Attention",
+    doc: "softmax(q k' scale + mask) v per head: causal, sliding window, grouped queries, bias or mask",
+    attrs: ATTRS,
+    onnx: &[OnnxRule { domain: "", op: "Attention", since: 23, lower: import::attention }],
+    infer,
+    factors,
+    work: |op, i, o| work(op, i, o, 2.0),
+    identity: never_identity,
+    gradient: Gradient::Rule(gradient),
+    kernel: kernel::forward,
+    samples,
+};
+
+/// Gradients of attention: of q, k, v, out, lse, dout (and mask) those of q, k, v.
+pub static ATTENTION_GRAD: OpDef = OpDef {
+    name: "AttentionGrad",
+    doc: "gradients of Attention: of q, k, v, out, lse, dout (and mask) those of q, k, v",
+    attrs: ATTRS,
+    onnx: &[],
+    infer: infer_grad,
+    factors: factors_grad,
+    work: |op, i, o| work(op, i, o, 5.0),
+    identity: never_identity,
+    gradient: Gradient::Internal("backward of Attention"),
+    kernel: kernel::backward,
+    samples: samples_grad,
+};
+
+/// Settings of attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// Factor of the scores, usually `1 / sqrt(d)`.
+    pub scale: f64,
+    /// Keys behind the query are hidden.
+    pub causal: bool,
+    /// Index of the first query among the keys.
+    pub offset: usize,
+    /// With `causal`, keys `window` or more before the query are hidden; 0: none are.
+    pub window: usize,
+}
+
+impl Attention {
+    fn op(&self, def: &'static OpDef) -> Op {
+        Op::new(def)
+            .float("scale", self.scale)
+            .flag("causal", self.causal)
+            .int("offset", self.offset as i64)
+            .int("window", self.window as i64)
+    }
+}
+
+/// Checks q, k, v, mask; gives the types of out and lse.
+fn check(op: &Op, q: &Type, k: &Type, v: &Type, mask: Option<&Type>) -> Result<[Type; 2], OpError> {
+    let bad = |why: &str| OpError(format!("{} of {q}, {k}, {v}: {why}", op.name()));
+    expect_float(op.name(), "q", q)?;
+    if [q, k, v].iter().any(|t| t.rank() != 4 || t.dtype != q.dtype) {
+        return Err(bad("q, k and v need 4 dims [batch, heads, sequence, size] and one element type"));
+    }
+    let ([b, h, s, d], [kb, hk, t, kd]) = ([0, 1, 2, 3].map(|i| q.dims[i]), [0, 1, 2, 3].map(|i| k.dims[i]));
+    if b != kb || k.dims[..3] != v.dims[..3] || d != kd {
+        return Err(bad("sizes do not fit"));
+    }
+    if hk == 0 || h % hk != 0 {
+        return Err(bad(&format!("{hk} key heads do not divide {h} query heads")));
+    }
+    if let Some(m) = mask {
+        let fits = m.rank() == 4 && m.dims.iter().zip([b, h, s, t]).all(|(&m, d)| m == 1 || m == d);
+        if !fits || (m.dtype != DType::Bool && m.dtype != q.dtype) {
+            return Err(bad(&format!("mask {m} must broadcast to [{b},{h},{s},{t}] and be bool or {}", q.dtype)));
+        }
+    }
+    Ok([Type::new(q.dtype, [b, h, s, v.dims[3]]), Type::new(stat_dtype(q.dtype), [b, h, s])])
+}
+
+fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
+    expect_operands(op.name(), inputs, &[3, 4])?;
+    Ok(check(op, &inputs[0], &inputs[1], &inputs[2], inputs.get(3))?.into())
+}
+
+fn infer_grad(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
+    expect_operands(op.name(), inputs, &[6, 7])?;
+    let [out, lse] = check(op, &inputs[0], &inputs[1], &inputs[2], inputs.get(6))?;
+    if inputs[3] != out || inputs[4] != lse || inputs[5].dims != out.dims {
+        return Err(OpError(format!(
+            "AttentionGrad: out {}, lse {}, dout {} are not those of {out}, {lse}",
+            inputs[3], inputs[4], inputs[5]
+        )));
+    }
+    Ok(inputs[..3].to_vec())
+}
+
+/// `rows`: operands that have the query dims; `keys`: those with the key heads; `outs`, `key_outs` likewise.
+fn rule(
+    inputs: &[Type],
+    outputs: &[Type],
+    (rows, keys): (&[usize], &[usize]),
+    (outs, key_outs): (&[usize], &[usize]),
+    mask: Option<usize>,
+) -> RuleBuilder {
+    let (q, k) = (&inputs[0].dims, &inputs[1].dims);
+    let at = |sets: &[&[usize]], d: usize| -> Vec<(usize, usize)> {
+        sets.iter().flat_map(|s| s.iter()).map(|&i| (i, d)).collect()
+    };
+    let with_mask = |mut operands: Vec<(usize, usize)>, d: usize| {
+        operands.extend(mask.filter(|&m| inputs[m].dims[d] == q[d] && q[d] > 1).map(|m| (m, d)));
+        operands
+    };
+    let rule = RuleBuilder::new(inputs, outputs).factor(
+        "b",
+        q[0],
+        &with_mask(at(&[rows, keys], 0), 0),
+        &at(&[outs, key_outs], 0),
+    );
+    // With one key head for all, every rank has it, and query heads split alone.
+    let rule = if k[1] == 1 {
+        rule.factor("heads", q[1], &with_mask(at(&[rows], 1), 1), &at(&[outs], 1))
+    } else {
+        rule.factor("heads", k[1], &with_mask(at(&[rows, keys], 1), 1), &at(&[outs, key_outs], 1))
+    };
+    rule.factor("s", q[2], &with_mask(at(&[rows], 2), 2), &at(&[outs], 2))
+}
+
+fn factors(_: &Op, i: &[Type], o: &[Type]) -> FactorRule {
+    rule(i, o, (&[0], &[1, 2]), (&[0, 1], &[]), (i.len() > 3).then_some(3)).build(&[])
+}
+
+fn factors_grad(_: &Op, i: &[Type], o: &[Type]) -> FactorRule {
+    rule(i, o, (&[0, 3, 4, 5], &[1, 2]), (&[0], &[1, 2]), (i.len() > 6).then_some(6))
+        .build(&[ReduceKind::Sum; 3])
+        .linear_in([5])
+}
+
+/// `products` matrix products of the size of the scores, half of it when causal.
+fn work(op: &Op, inputs: &[Type], outputs: &[Type], products: f64) -> Work {
+    let (q, v) = (&inputs[0].dims, &inputs[2].dims);
+    let pairs = q[..3].iter().product::<usize>() as f64 * v[2] as f64;
+    let visible = if op.get_flag("causal") && q[2] > 1 { 0.5 } else { 1.0 };
+    let size = (q[3] + v[3]) as f64 / 2.0;
+    Work {
+        family: Family::Attention,
+        flops: 2.0 * products * pairs * size * visible,
+        ..Work::memory(inputs, outputs, 0.0)
+    }
+}
+
+fn gradient(cx: &mut GradCx<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+    if cx.grads[1].is_some() {
+        return Err(OpError("Attention's normaliser has no gradient".into()));
+    }
+    if cx.wanted.get(3) == Some(&true) {
+        return Err(OpError(
+            "the mask of a fused Attention depends on trained parameters, whose gradient is not supported; export with attention decomposed (opset 22 or below)".into(),
+        ));
+    }
+    let Some(dout) = cx.grads[0] else { return Ok(vec![None; cx.inputs.len()]) };
+    let mut op = Op::new(&ATTENTION_GRAD);
+    for (name, value) in cx.op.attrs() {
+        op = op.with(name, value.clone());
+    }
+    let mut operands = vec![cx.inputs[0], cx.inputs[1], cx.inputs[2], cx.outputs[0], cx.outputs[1], dout];
+    operands.extend(cx.inputs.get(3));
+    let grads = cx.b.emit(op, &operands)?;
+    Ok((0..cx.inputs.len()).map(|i| grads.get(i).copied().filter(|_| cx.wanted[i])).collect())
+}
+
+impl Builder {
+    /// Fused attention: the result, and the log of each row's normaliser.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn attention(
+        &mut self,
+        settings: &Attention,
+        [q, k, v]: [ValueId; 3],
+        mask: Option<ValueId>,
+    ) -> Result<(ValueId, ValueId), OpError> {
+        let operands: Vec<ValueId> = [q, k, v].into_iter().chain(mask).collect();
+        let outs = self.emit(settings.op(&ATTENTION), &operands)?;
+        Ok((outs[0], outs[1]))
+    }
+}
+
+fn samples() -> Vec<Sample> {
+    let plain = Attention { scale: 0.5, causal: false, offset: 0, window: 0 };
+    let causal = Attention { causal: true, ..plain };
+    let case = |a: Attention, q: [usize; 4], k: [usize; 3], mask: Option<SampleInput>| {
+        let [hk, t, e] = k;
+        let mut inputs =
+            vec![SampleInput::f32(q), SampleInput::f32([q[0], hk, t, q[3]]), SampleInput::f32([q[0], hk, t, e])];
+        inputs.extend(mask);
+        Sample { op: a.op(&ATTENTION), inputs }
+    };
+    vec![
+        case(plain, [2, 6, 4, 4], [6, 6, 2], None),
+        case(causal, [2, 12, 6, 4], [6, 6, 4], None),
+        case(causal, [2, 6, 6, 4], [1, 6, 4], Some(SampleInput::f32([1, 1, 6, 6]))),
+        case(Attention { offset: 2, window: 3, ..causal }, [2, 2, 6, 4], [2, 8, 4], None),
+        case(plain, [2, 4, 6, 4], [2, 6, 4], Some(SampleInput::f32([2, 4, 6, 6]))),
+        case(plain, [2, 2, 4, 2], [2, 6, 2], Some(SampleInput::bool([2, 1, 1, 6]))),
+    ]
+}
+
+/// Normalisers large enough that weights stay below 1; the operator is a function of any `out` and `lse`.
+fn samples_grad() -> Vec<Sample> {
+    samples()
+        .into_iter()
+        .filter_map(|s| {
+            let types: Vec<Type> = s.inputs.iter().map(|i| i.ty.clone()).collect();
+            let outs = s.op.infer(&types).ok()?;
+            let mut op = Op::new(&ATTENTION_GRAD);
+            for (name, value) in s.op.attrs() {
+                op = op.with(name, value.clone());
+            }
+            let mut given = s.inputs.into_iter();
+            let mut inputs: Vec<SampleInput> = given.by_ref().take(3).collect();
+            inputs.push(SampleInput::f32(&outs[0].dims[..]));
+            inputs.push(SampleInput::f32_in(&outs[1].dims[..], 2.0, 3.0));
+            inputs.push(SampleInput::f32(&outs[0].dims[..]));
+            inputs.extend(given);
+            Some(Sample { op, inputs })
+        })
+        .collect()
+}

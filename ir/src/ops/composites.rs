@@ -1,0 +1,209 @@
+//! ONNX operators that lower to several canonical operators and belong to none of them.
+
+use crate::graph::ValueId;
+use crate::onnx::import::{ImportCx, OnnxRule};
+use crate::op::OpError;
+
+/// Their import rules; looked up like those of the operator table.
+pub static RULES: &[OnnxRule] = &[
+    OnnxRule { domain: "", op: "BatchNormalization", since: 1, lower: batch_normalization },
+    OnnxRule { domain: "", op: "GroupNormalization", since: 21, lower: group_normalization },
+    OnnxRule { domain: "", op: "InstanceNormalization", since: 1, lower: instance_normalization },
+    OnnxRule { domain: "", op: "OneHot", since: 9, lower: one_hot },
+    OnnxRule { domain: "", op: "RotaryEmbedding", since: 23, lower: rotary_embedding },
+    OnnxRule { domain: "com.microsoft", op: "SkipLayerNormalization", since: 1, lower: skip_layer_normalization },
+];
+
+/// With fixed statistics: one multiplication and one addition per channel.
+fn batch_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let training = match cx.opset {
+        14.. => cx.attr_int("training_mode", 0) != 0,
+        7..14 => cx.outputs.iter().skip(1).any(|&named| named),
+        _ => cx.attr_int("is_test", 0) == 0,
+    };
+    if training {
+        return Err(OpError(
+            "batch statistics (training_mode = 1) are not yet supported; export the model in evaluation mode".into(),
+        ));
+    }
+    let x = cx.input(0)?;
+    let epsilon = f64::from(cx.attr_float("epsilon", 1e-5));
+    let [scale, bias, mean, variance] = [cx.input(1)?, cx.input(2)?, cx.input(3)?, cx.input(4)?];
+    let inverse = inverse_root(cx, variance, epsilon)?;
+    let factor = cx.b.mul(scale, inverse)?;
+    let shift = cx.b.mul(mean, factor)?;
+    let shift = cx.b.sub(bias, shift)?;
+    per_channel(cx, x, factor, shift)
+}
+
+/// `1 / sqrt(x + epsilon)`
+fn inverse_root(cx: &mut ImportCx<'_>, x: ValueId, epsilon: f64) -> Result<ValueId, OpError> {
+    let dtype = cx.b.ty(x).dtype;
+    let (epsilon, one) = (cx.b.scalar(dtype, epsilon), cx.b.scalar(dtype, 1.0));
+    let sum = cx.b.add(x, epsilon)?;
+    let root = cx.b.sqrt(sum)?;
+    cx.b.div(one, root)
+}
+
+/// `x * factor + shift` with one entry of each per channel (dim 1).
+fn per_channel(cx: &mut ImportCx<'_>, x: ValueId, factor: ValueId, shift: ValueId) -> Result<Vec<ValueId>, OpError> {
+    let rank = cx.b.ty(x).rank();
+    let channels = cx.b.dims(x).get(1).copied().unwrap_or(1);
+    let mut dims = vec![1; rank.saturating_sub(1)];
+    if let Some(first) = dims.first_mut() {
+        *first = channels;
+    }
+    let (factor, shift) = (cx.b.reshape(factor, &dims)?, cx.b.reshape(shift, &dims)?);
+    let dtype = cx.b.ty(x).dtype;
+    let (factor, shift) = (cx.b.cast(factor, dtype)?, cx.b.cast(shift, dtype)?);
+    let y = cx.b.mul(x, factor)?;
+    Ok(vec![cx.b.add(y, shift)?])
+}
+
+/// Each of `groups` groups of channels to mean 0 and variance 1, per sample.
+fn normalize_groups(cx: &mut ImportCx<'_>, x: ValueId, groups: usize, epsilon: f64) -> Result<ValueId, OpError> {
+    let dims = cx.b.dims(x);
+    if dims.len() < 2 || groups == 0 || dims[1] % groups != 0 {
+        return Err(OpError(format!("{groups} groups do not divide the channels of {}", cx.b.ty(x))));
+    }
+    let split: Vec<usize> = [&[dims[0], groups, dims[1] / groups], &dims[2..]].concat();
+    let over: Vec<usize> = (2..split.len()).collect();
+    let y = cx.b.reshape(x, &split)?;
+    let mean = cx.b.reduce_mean(y, &over, true)?;
+    let centred = cx.b.sub(y, mean)?;
+    let square = cx.b.mul(centred, centred)?;
+    let variance = cx.b.reduce_mean(square, &over, true)?;
+    let inverse = inverse_root(cx, variance, epsilon)?;
+    let y = cx.b.mul(centred, inverse)?;
+    cx.b.reshape(y, &dims)
+}
+
+fn group_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (x, scale, bias) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let groups = usize::try_from(cx.attr_int("num_groups", 0)).unwrap_or(0);
+    let y = normalize_groups(cx, x, groups, f64::from(cx.attr_float("epsilon", 1e-5)))?;
+    per_channel(cx, y, scale, bias)
+}
+
+fn instance_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (x, scale, bias) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let channels = cx.b.dims(x).get(1).copied().unwrap_or(0);
+    let y = normalize_groups(cx, x, channels, f64::from(cx.attr_float("epsilon", 1e-5)))?;
+    per_channel(cx, y, scale, bias)
+}
+
+/// `where(indices == iota, on, off)`; indices out of range select nothing, negative ones count from the end.
+fn one_hot(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (indices, values) = (cx.input(0)?, cx.input(2)?);
+    let depth = cx.constant(1)?;
+    let depth = crate::convert::to_f64(depth.dtype(), depth.bytes()).first().copied().unwrap_or(0.0);
+    if depth < 1.0 {
+        return Err(OpError(format!("OneHot with depth {depth}; it must be at least 1")));
+    }
+    let depth = depth as usize;
+    let dims = cx.b.dims(indices);
+    let at = crate::onnx::import::axis(cx.attr_int("axis", -1), dims.len() + 1)?;
+    let mut unsqueezed = dims;
+    unsqueezed.insert(at, 1);
+    let indices = cx.b.reshape(indices, &unsqueezed)?;
+    let indices = cx.b.cast(indices, crate::DType::I64)?;
+    let zero = cx.b.scalar(crate::DType::I64, 0.0);
+    let count = cx.b.scalar(crate::DType::I64, depth as f64);
+    let negative = cx.b.less(indices, zero)?;
+    let wrapped = cx.b.add(indices, count)?;
+    let indices = cx.b.where_(negative, wrapped, indices)?;
+    let mut line = vec![1; unsqueezed.len()];
+    line[at] = depth;
+    let classes = cx.b.iota(&line, at)?;
+    let hot = cx.b.equal(indices, classes)?;
+    let off = cx.b.slice(values, 0, 0, 1)?;
+    let on = cx.b.slice(values, 0, 1, 2)?;
+    Ok(vec![cx.b.where_(hot, on, off)?])
+}
+
+/// Pairs of entries of each head turned by angles: `(a cos - b sin, a sin + b cos)`.
+fn rotary_embedding(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let x = cx.input(0)?;
+    let given = cx.b.dims(x);
+    // As [batch, heads, sequence, size].
+    let x = match given.len() {
+        4 => x,
+        3 => {
+            let heads = usize::try_from(cx.attr_int("num_heads", 0)).unwrap_or(0);
+            if heads == 0 || given[2] % heads != 0 {
+                return Err(OpError(format!("num_heads = {heads} does not divide {}", cx.b.ty(x))));
+            }
+            let split = cx.b.reshape(x, &[given[0], given[1], heads, given[2] / heads])?;
+            cx.b.transpose(split, &[0, 2, 1, 3])?
+        }
+        _ => return Err(OpError(format!("RotaryEmbedding of {}; it needs 3 or 4 dims", cx.b.ty(x)))),
+    };
+    let d = cx.b.dims(x);
+    let turned = match usize::try_from(cx.attr_int("rotary_embedding_dim", 0)).unwrap_or(0) {
+        0 => d[3],
+        n => n,
+    };
+    let half = turned / 2;
+    if turned % 2 != 0 || turned > d[3] {
+        return Err(OpError(format!("rotary_embedding_dim = {turned} does not fit heads of size {}", d[3])));
+    }
+    let mut angles = [cx.input(1)?, cx.input(2)?];
+    for v in &mut angles {
+        if let Some(positions) = cx.try_input(3) {
+            *v = cx.b.gather(*v, positions, 0)?;
+        }
+        let t = cx.b.dims(*v);
+        if t.len() != 3 || t[2] != half {
+            return Err(OpError(format!("cos or sin cache {} does not hold {half} angles per position", cx.b.ty(*v))));
+        }
+        *v = cx.b.reshape(*v, &[t[0], 1, t[1], half])?;
+    }
+    let [cos, sin] = angles;
+    let rotated = cx.b.slice(x, 3, 0, turned)?;
+    let interleaved = cx.attr_int("interleaved", 0) != 0;
+    // Interleaved pairs lie side by side: [.., half, 2]; else the halves do: [.., 2, half].
+    let (a, b) = if interleaved {
+        let pairs = cx.b.reshape(rotated, &[d[0], d[1], d[2], half, 2])?;
+        let (a, b) = (cx.b.slice(pairs, 4, 0, 1)?, cx.b.slice(pairs, 4, 1, 2)?);
+        let dims = [d[0], d[1], d[2], half];
+        (cx.b.reshape(a, &dims)?, cx.b.reshape(b, &dims)?)
+    } else {
+        (cx.b.slice(rotated, 3, 0, half)?, cx.b.slice(rotated, 3, half, turned)?)
+    };
+    let (ac, bs) = (cx.b.mul(a, cos)?, cx.b.mul(b, sin)?);
+    let (as_, bc) = (cx.b.mul(a, sin)?, cx.b.mul(b, cos)?);
+    let (first, second) = (cx.b.sub(ac, bs)?, cx.b.add(as_, bc)?);
+    let mut y = if interleaved {
+        let dims = [d[0], d[1], d[2], half, 1];
+        let (first, second) = (cx.b.reshape(first, &dims)?, cx.b.reshape(second, &dims)?);
+        let pairs = cx.b.concat(&[first, second], 4)?;
+        cx.b.reshape(pairs, &[d[0], d[1], d[2], turned])?
+    } else {
+        cx.b.concat(&[first, second], 3)?
+    };
+    if turned < d[3] {
+        let rest = cx.b.slice(x, 3, turned, d[3])?;
+        y = cx.b.concat(&[y, rest], 3)?;
+    }
+    if given.len() == 3 {
+        y = cx.b.transpose(y, &[0, 2, 1, 3])?;
+        y = cx.b.reshape(y, &given)?;
+    }
+    Ok(vec![y])
+}
+
+/// LayerNorm of the sum of two tensors (and a bias), which is the fourth output.
+fn skip_layer_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    if cx.outputs.iter().take(3).skip(1).any(|&named| named) {
+        return Err(OpError("outputs mean and inv_std_var are not supported; export without naming them".into()));
+    }
+    let (x, skip, scale) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let mut sum = cx.b.add(x, skip)?;
+    if let Some(bias) = cx.try_input(4) {
+        sum = cx.b.add(sum, bias)?;
+    }
+    let axis = cx.b.ty(sum).rank().saturating_sub(1);
+    let epsilon = f64::from(cx.attr_float("epsilon", 1e-12));
+    let y = cx.b.layer_norm(sum, scale, cx.try_input(3), axis, epsilon)?;
+    Ok(vec![y, y, y, sum])
+}

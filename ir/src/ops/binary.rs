@@ -217,7 +217,15 @@ pub static MOD: OpDef = OpDef {
     factors: |_, i, o| FactorRule::elementwise(i, o),
     work: |_, i, o| Work::memory(i, o, 4.0),
     identity: never,
-    gradient: Gradient::Rule(|_| Err(OpError("Mod is not differentiated".into()))),
+    // x = q y + r with q constant almost everywhere: dr/dx = 1, dr/dy = -q = -(x - r) / y.
+    gradient: grad2!(|cx, dy, i| {
+        if i == 0 {
+            return Ok(dy);
+        }
+        let whole = cx.b.sub(cx.outputs[0], cx.inputs[0])?;
+        let q = cx.b.div(whole, cx.inputs[1])?;
+        cx.b.mul(dy, q)
+    }),
     kernel: |op, ins, outs| {
         let (a, b, out) = (&ins[0], &ins[1], &mut outs[0]);
         let fmod = op.get_flag("fmod");

@@ -118,6 +118,10 @@ mod tests {
         odd.0.region[1] = 0..5;
         let texts = [join(&[part(0..2, 0..5)]), join(&[part(0..2, 0..4), part(0..2, 3..6)]), join(&[odd])]
             .map(|r| r.unwrap_err().to_string());
-        insta::assert_snapshot!(texts.join("\n"), @"");
+        insta::assert_snapshot!(texts.join("\n"), @r"
+        the parts of `w` do not make up a whole f32[2,6]: 2 elements are in none
+        the parts of `w` do not make up a whole f32[2,6]: they overlap
+        a part of `w` has type f32[2,6], its region is of f32[2,5]
+        ");
     }
 }

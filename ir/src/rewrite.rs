@@ -19,11 +19,15 @@ pub struct RewriteError {
     pub reason: OpError,
 }
 
+/// The values that a graph is there for.
+fn roots(graph: &Graph) -> impl Iterator<Item = ValueId> {
+    graph.outputs.iter().map(|o| o.value).chain(graph.states.iter().filter_map(|s| s.write))
+}
+
 /// Which nodes outputs and written states need.
 pub fn live(graph: &Graph) -> Vec<bool> {
     let mut live = vec![false; graph.nodes.len()];
-    let roots = graph.outputs.iter().map(|o| o.value).chain(graph.states.iter().filter_map(|s| s.write));
-    for n in roots.filter_map(|v| graph.producer(v)) {
+    for n in roots(graph).filter_map(|v| graph.producer(v)) {
         live[n.index()] = true;
     }
     // One sweep is enough: operands come before their users.
@@ -112,13 +116,52 @@ pub fn rebuild(
             b.graph_mut().states[id.index()].write = Some(v);
         }
     }
-    Ok(b.finish())
+    Ok(compact(b.finish()))
 }
 
-/// Drops what neither outputs nor written states need.
-///
-/// # Errors
-/// None for a graph that keeps its invariants.
-pub fn prune(graph: &Graph) -> Result<Graph, RewriteError> {
-    rebuild(graph, |b, n, ins| b.emit(n.op.clone(), ins), |_, _, v| Ok(v))
+/// Drops nodes that neither outputs nor written states need, and constants that nothing uses. Node ids stay up to the first
+/// node dropped; value ids change.
+pub fn compact(mut graph: Graph) -> Graph {
+    let live = live(&graph);
+    let mut nodes: Vec<Option<NodeId>> = vec![None; graph.nodes.len()];
+    let mut used = vec![false; graph.values.len()];
+    let mut kept_nodes = 0;
+    for id in graph.node_ids().filter(|id| live[id.index()]) {
+        nodes[id.index()] = Some(NodeId(kept_nodes));
+        kept_nodes += 1;
+        let n = graph.node(id);
+        n.inputs.iter().chain(&n.outputs).for_each(|v| used[v.index()] = true);
+    }
+    for v in roots(&graph).collect::<Vec<_>>() {
+        used[v.index()] = true;
+    }
+    let mut values: Vec<Option<ValueId>> = vec![None; graph.values.len()];
+    let mut kept = Vec::new();
+    for (i, mut v) in std::mem::take(&mut graph.values).into_iter().enumerate() {
+        match &mut v.def {
+            Def::Node(n, _) => match nodes[n.index()] {
+                Some(new) => *n = new,
+                None => continue,
+            },
+            Def::Const(_) if !used[i] => continue,
+            _ => {}
+        }
+        values[i] = Some(ValueId(kept.len() as u32));
+        kept.push(v);
+    }
+    graph.values = kept;
+    let map = |v: &mut ValueId| *v = values[v.index()].expect("what is used is kept");
+    let mut keep = live.iter();
+    graph.nodes.retain(|_| *keep.next().expect("one per node"));
+    for n in &mut graph.nodes {
+        n.inputs.iter_mut().chain(&mut n.outputs).for_each(map);
+        n.of = n.of.and_then(|of| nodes[of.index()]);
+    }
+    graph.inputs.iter_mut().for_each(|x| map(&mut x.value));
+    graph.outputs.iter_mut().for_each(|x| map(&mut x.value));
+    for s in &mut graph.states {
+        map(&mut s.read);
+        s.write.iter_mut().for_each(map);
+    }
+    graph
 }

@@ -138,8 +138,8 @@ fn cross_entropy(b: &mut Builder, x: ValueId, labels: ValueId, ignore: i64) -> R
     let ignore = b.scalar(DType::I64, ignore as f64);
     let ignored = b.equal(labels, ignore)?;
     let nll = b.sub(lse, picked)?;
-    let zero = b.scalar(DType::F32, 0.0);
-    let one = b.scalar(DType::F32, 1.0);
+    let zero = b.scalar(b.ty(nll).dtype, 0.0);
+    let one = b.scalar(b.ty(nll).dtype, 1.0);
     let nll = b.where_(ignored, zero, nll)?;
     let valid = b.where_(ignored, zero, one)?;
     let dims: Vec<usize> = (0..b.dims(labels).len()).collect();
@@ -148,15 +148,15 @@ fn cross_entropy(b: &mut Builder, x: ValueId, labels: ValueId, ignore: i64) -> R
     b.div(sum, count)
 }
 
-/// `sum((x - target)^2) / size`.
+/// `sum((x - target)^2) / size`, in at least f32.
 fn mean_square(b: &mut Builder, x: ValueId, target: ValueId) -> Result<ValueId, OpError> {
     let d = b.sub(x, target)?;
-    let d = b.cast(d, DType::F32)?;
+    let d = if b.ty(d).dtype == DType::F64 { d } else { b.cast(d, DType::F32)? };
     let square = b.mul(d, d)?;
     let dims: Vec<usize> = (0..b.dims(x).len()).collect();
     let size = b.ty(x).numel();
     let sum = b.reduce_sum(square, &dims, false)?;
-    let size = b.scalar(DType::F32, size as f64);
+    let size = b.scalar(b.ty(sum).dtype, size as f64);
     b.div(sum, size)
 }
 
@@ -167,9 +167,12 @@ struct Parts {
 }
 
 enum Counted {
+    /// A count of its own.
     By(ValueId),
+    /// Each micro-batch counts 1.
     Once,
-    Never,
+    /// A sum of elements; `scaled` by a constant, which makes a mean of it: nothing else tells what the author meant.
+    Sum { scaled: bool },
 }
 
 /// Splits the loss, the output `name`, into the outputs [`SUM`] and [`COUNT`], both f32 scalars, and drops what is then
@@ -187,8 +190,8 @@ pub fn split(graph: &Graph, name: &str) -> Result<Prepared, TrainError> {
     let sum = scalar(&mut b, parts.sum).map_err(build)?;
     let (count, normalization) = match parts.count {
         Counted::By(c) => (Some(scalar(&mut b, c).map_err(build)?), Normalization::Count),
-        Counted::Once => (Some(b.scalar(DType::F32, 1.0)), Normalization::Mean),
-        Counted::Never => (None, Normalization::Sum),
+        Counted::Once | Counted::Sum { scaled: true } => (Some(b.scalar(DType::F32, 1.0)), Normalization::Mean),
+        Counted::Sum { scaled: false } => (None, Normalization::Sum),
     };
     b.graph_mut().outputs.retain(|o| o.name != name);
     if b.graph().outputs.iter().any(|o| [super::LOSS, SUM, COUNT].contains(&o.name.as_str())) {
@@ -200,7 +203,7 @@ pub fn split(graph: &Graph, name: &str) -> Result<Prepared, TrainError> {
     if let Some(count) = count {
         b.output(COUNT, count, None);
     }
-    Ok(Prepared { graph: rewrite::prune(&b.finish())?, normalization })
+    Ok(Prepared { graph: rewrite::compact(b.finish()), normalization })
 }
 
 /// An f32 scalar of a float value with one element.
@@ -218,13 +221,13 @@ fn parts(b: &mut Builder, depends: &[bool], v: ValueId) -> Result<Parts, OpError
     let again = |b: &mut Builder, op: &Op, inputs: &[ValueId], count: Counted| -> Result<Parts, OpError> {
         Ok(Parts { sum: b.emit1(op.clone(), inputs)?, count })
     };
-    // A factor that is constant makes a mean of a sum: which of both the author meant, only the factor tells.
-    let scaled = |count: Counted| if matches!(count, Counted::Never) { Counted::Once } else { count };
+    let scaled =
+        |count: Counted| if matches!(count, Counted::Sum { .. }) { Counted::Sum { scaled: true } } else { count };
     match (n.op.name(), &n.inputs[..]) {
         ("Div", &[x, c]) if fixed(c) && single(b, x) && single(b, c) => {
             let inner = parts(b, depends, x)?;
             match inner.count {
-                Counted::Never => Ok(Parts { sum: inner.sum, count: Counted::By(c) }),
+                Counted::Sum { .. } => Ok(Parts { sum: inner.sum, count: Counted::By(c) }),
                 count if constant(b, c) => again(b, &n.op, &[inner.sum, c], count),
                 _ => Ok(whole),
             }
@@ -249,11 +252,13 @@ fn parts(b: &mut Builder, depends: &[bool], v: ValueId) -> Result<Parts, OpError
             let (x, y) = (parts(b, depends, x)?, parts(b, depends, y)?);
             match (x.count, y.count) {
                 (Counted::By(c), Counted::By(d)) if c == d => again(b, &n.op, &[x.sum, y.sum], Counted::By(c)),
-                (Counted::Never, Counted::Never) => again(b, &n.op, &[x.sum, y.sum], Counted::Never),
+                (Counted::Sum { scaled: s }, Counted::Sum { scaled: t }) if s == t => {
+                    again(b, &n.op, &[x.sum, y.sum], Counted::Sum { scaled: s })
+                }
                 _ => Ok(whole),
             }
         }
-        ("ReduceSum" | "Einsum", _) => Ok(Parts { sum: v, count: Counted::Never }),
+        ("ReduceSum" | "Einsum", _) => Ok(Parts { sum: v, count: Counted::Sum { scaled: false } }),
         _ => Ok(whole),
     }
 }

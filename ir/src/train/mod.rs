@@ -32,7 +32,7 @@ pub use update::Optimizer;
 use crate::builder::Builder;
 use crate::graph::{Graph, Section, ValueId};
 use crate::op::OpError;
-use crate::rewrite::RewriteError;
+use crate::rewrite::{self, RewriteError};
 
 /// Name of the step's output for the loss, in the `Update` section: mean over all micro-batches.
 pub const LOSS: &str = "loss";
@@ -168,12 +168,11 @@ pub fn step(prepared: &Prepared, options: &TrainOptions) -> Result<Graph, TrainE
     b.enter(Section::Backward);
     let scale = options.precision.loss_scale();
     let seed = b.scalar(b.ty(sum).dtype, scale);
-    debug_assert!(b.ty(sum).dims.is_empty());
     let gradients = autodiff::differentiate(&mut b, &[(sum, seed)], stages).map_err(TrainError::NoGradient)?;
     if gradients.is_empty() {
         return Err(TrainError::NothingToTrain);
     }
     let totals = update::accumulate(&mut b, &gradients, sum, count).map_err(build)?;
     update::append(&mut b, &totals, options, scale).map_err(|e| TrainError::Build("the update", e))?;
-    Ok(b.finish())
+    Ok(rewrite::compact(b.finish()))
 }

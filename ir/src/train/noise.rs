@@ -6,7 +6,8 @@
 
 /// A gradient tensor is noise when its root mean square is below this part of the largest one's among all parameters.
 /// Rounding errors of f32 are 6e-8 of the summands; sums of hundreds of terms lose about a digit more. A gradient that
-/// small, were it real, would be known to no digit.
+/// small, were it real, would be known to no digit. In the recorded models noise is at 1e-9, the smallest real gradient
+/// at 1e-3.
 pub const NOISE: f64 = 1e-6;
 
 /// Root mean square of a tensor's elements, of any type.

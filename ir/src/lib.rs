@@ -5,6 +5,7 @@
 //! Read in this order: [`tensor`], [`graph`], [`op`], [`factor`], [`ops`], [`builder`], [`onnx`], [`train`].
 
 pub mod assemble;
+pub mod blocks;
 pub mod builder;
 pub mod convert;
 pub mod dtype;

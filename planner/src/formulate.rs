@@ -1,0 +1,403 @@
+//! A step graph on a mesh as a strategy selection problem ([`crate::solver`]).
+//!
+//! **Nodes** of the problem: classes of operators, of states (storage specs) and inputs; and, for a value that several
+//! operators of a section read, the *version* of it that they share (an all-gathered activation is gathered once). Repeated
+//! blocks share their variables: costs and memory count with the number of members.
+//!
+//! **Costs** are seconds. With `M` micro-batches and `P` stages, forward and backward count [`pace`](Pace::weight) times and
+//! the update `1 / P` times. That is never more than the simulated time ([`crate::simulate`]): stage `s` runs `M` times its
+//! time `t[s]` and waits for the stages before it, so a step takes at least `M * t[s] + t[0] + .. + t[s-1]` for every `s`;
+//! whatever the split of a sum of times `W` over stages, the largest of those is at least `W / (1 - (1 - 1/M)^P)`. Sends between
+//! stages do not count. So the optimum is a lower bound on the simulated time of every plan of the mesh.
+//!
+//! **Rows**: per stage, bytes that are surely allocated together: states by storage spec, accumulated gradients, and the
+//! values kept from forward to backward times the micro-batches in flight. What lives only inside a section is not in
+//! the rows; the search takes it off the limit when the simulation shows that it matters.
+
+use std::collections::BTreeMap;
+
+use autoshard_ir::Type;
+use autoshard_ir::blocks::Blocks;
+use autoshard_ir::graph::{Def, Graph, NodeId, Section, ValueId};
+
+use crate::assignment::{Assignment, Schedule};
+use crate::mesh::Mesh;
+use crate::reshard::local_bytes;
+use crate::solver::Problem;
+use crate::space::{ACCUMULATE, Space};
+use crate::spec::Spec;
+use crate::stages::Stages;
+use crate::strategies::Choice;
+use crate::times::Times;
+
+/// How often things run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Micro-batches per step.
+    pub micro_batches: usize,
+    /// Order of forwards and backwards.
+    pub schedule: Schedule,
+}
+
+impl Pace {
+    /// Micro-batches whose activations stage `s` of `stages` keeps at once.
+    pub fn in_flight(&self, s: usize, stages: usize) -> usize {
+        match self.schedule {
+            Schedule::GPipe => self.micro_batches,
+            Schedule::OneF1B => self.micro_batches.min(stages - s),
+        }
+    }
+}
+
+impl Pace {
+    /// How much of a step one second of all stages' forwards and backwards is, at least: see the module.
+    pub fn weight(&self, stages: usize) -> f64 {
+        let m = self.micro_batches as f64;
+        1.0 / (1.0 - (1.0 - 1.0 / m).powi(stages as i32))
+    }
+}
+
+/// Where a value comes from, by class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Source {
+    Node(u32, u32),
+    State(u32),
+    Input(u32),
+}
+
+/// A problem, and how to read its solutions.
+pub struct Formulation {
+    /// To be solved. Nodes: operator classes, state classes, inputs, then versions; rows: stages.
+    pub problem: Problem,
+    node_classes: usize,
+    state_classes: usize,
+}
+
+/// What is formulated.
+pub struct Step<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// Its classes.
+    pub blocks: &'a Blocks,
+    /// Where everything runs.
+    pub stages: &'a Stages,
+    /// How often.
+    pub pace: Pace,
+}
+
+/// The variables under construction: costs in seconds.
+struct Draft {
+    costs: Vec<Vec<f64>>,
+    edges: BTreeMap<(usize, usize), Vec<f64>>,
+}
+
+impl Draft {
+    /// Adds to the cost of every pair of choices of two variables; of one variable, to the cost of its choices.
+    fn pair(&mut self, u: usize, v: usize, mut cost: impl FnMut(usize, usize) -> f64) {
+        let (rows, cols) = (self.costs[u].len(), self.costs[v].len());
+        if u == v {
+            for (i, c) in self.costs[u].iter_mut().enumerate() {
+                *c += cost(i, i);
+            }
+            return;
+        }
+        let swap = u > v;
+        let key = if swap { (v, u) } else { (u, v) };
+        let matrix = self.edges.entry(key).or_insert_with(|| vec![0.0; rows * cols]);
+        for i in 0..rows {
+            for j in 0..cols {
+                matrix[if swap { j * rows + i } else { i * cols + j }] += cost(i, j);
+            }
+        }
+    }
+}
+
+/// Readers of a value in one section: reading class and operand.
+type Readers = Vec<(u32, u32)>;
+
+impl Formulation {
+    /// Formulates a step. `limits` are bytes per stage.
+    pub fn new(step: &Step<'_>, space: &Space, times: &mut Times<'_>, limits: &[u64]) -> Formulation {
+        let Step { graph, blocks, stages, pace } = step;
+        let mesh = times.mesh();
+        let weights = Weights::new(pace, stages.count);
+        let (nc, sc) = (space.choices.len(), space.storage.len());
+        let mut draft = Draft { costs: Vec::new(), edges: BTreeMap::new() };
+
+        for (class, members) in blocks.nodes.iter().enumerate() {
+            let n = graph.node(members[0]);
+            let (ins, outs) = (graph.input_types(n), graph.output_types(n));
+            let weight = weights.of(n.section) * members.len() as f64;
+            let cost = |c: &Choice| weight * compute(times, &n.op, c, &ins, &outs);
+            draft.costs.push(space.choices[class].iter().map(cost).collect());
+        }
+        draft.costs.extend(space.storage.iter().map(|specs| vec![0.0; specs.len()]));
+        draft.costs.extend(space.inputs.iter().map(|specs| vec![0.0; specs.len()]));
+
+        let variable = |s: Source| match s {
+            Source::Node(c, _) => c as usize,
+            Source::State(c) => nc + c as usize,
+            Source::Input(i) => nc + sc + i as usize,
+        };
+        let made = |s: Source| -> Vec<&Spec> {
+            match s {
+                Source::Node(c, out) => space.choices[c as usize].iter().map(|c| &c.outputs[out as usize]).collect(),
+                Source::State(c) => space.storage[c as usize].iter().collect(),
+                Source::Input(i) => space.inputs[i as usize].iter().collect(),
+            }
+        };
+        let wanted = |(class, operand): (u32, u32)| -> Vec<&Spec> {
+            space.choices[class as usize].iter().map(|c| &c.inputs[operand as usize]).collect()
+        };
+
+        // Values with the same source and readers count together.
+        let uses = uses(graph, blocks);
+        let mut groups: BTreeMap<(Source, Section, Readers), (f64, ValueId)> = BTreeMap::new();
+        for (v, by_section) in uses.iter().enumerate() {
+            let v = ValueId(v as u32);
+            let Some(source) = source(graph, blocks, v) else { continue };
+            for (section, readers) in by_section {
+                groups.entry((source, *section, readers.clone())).or_insert((0.0, v)).0 += 1.0;
+            }
+        }
+        for ((source, section, readers), (count, v)) in &groups {
+            let (ty, weight) = (graph.ty(*v), weights.of(*section) * count);
+            let (from, u) = (made(*source), variable(*source));
+            if let [reader] = &readers[..] {
+                let table = Table::new(times, &from, &wanted(*reader), ty, weight);
+                draft.pair(u, reader.0 as usize, |i, j| table.get(i, j));
+                continue;
+            }
+            let mut shared: Vec<&Spec> = readers.iter().flat_map(|r| wanted(*r)).chain(from.iter().copied()).collect();
+            shared.sort();
+            shared.dedup();
+            let version = draft.costs.len();
+            draft.costs.push(vec![0.0; shared.len()]);
+            let table = Table::new(times, &from, &shared, ty, weight);
+            draft.pair(u, version, |i, j| table.get(i, j));
+            for reader in readers {
+                let table = Table::new(times, &shared, &wanted(*reader), ty, weight);
+                draft.pair(version, reader.0 as usize, |i, j| table.get(i, j));
+            }
+        }
+
+        for (s, state) in graph.states.iter().enumerate() {
+            let Some(source) = state.write.and_then(|w| source(graph, blocks, w)) else { continue };
+            let class = blocks.state_class[s];
+            let to: Vec<&Spec> = space.storage[class as usize].iter().collect();
+            let table = Table::new(times, &made(source), &to, graph.ty(state.read), weights.update);
+            draft.pair(variable(source), nc + class as usize, |i, j| table.get(i, j));
+        }
+        for o in &graph.outputs {
+            let Some(source @ Source::Node(class, _)) = source(graph, blocks, o.value) else { continue };
+            let Some(n) = graph.producer(o.value) else { continue };
+            let weight = weights.of(graph.node(n).section);
+            for (i, spec) in made(source).into_iter().enumerate() {
+                let whole = Spec { partial: Vec::new(), ..spec.clone() };
+                draft.costs[class as usize][i] +=
+                    times.reshard(spec, &whole, graph.ty(o.value)).map_or(f64::INFINITY, |t| t * weight);
+            }
+        }
+        let mut problem = Problem::seconds();
+        for costs in draft.costs {
+            problem.add_node(costs);
+        }
+        for ((u, v), costs) in draft.edges {
+            let cols = problem.nodes()[v].costs.len();
+            problem.add_edge(u, v, |i, j| costs[i * cols + j]);
+        }
+        let mut formulation = Formulation { problem, node_classes: nc, state_classes: sc };
+        formulation.rows(step, space, mesh, limits, &uses);
+        formulation
+    }
+
+    fn rows(&mut self, step: &Step<'_>, space: &Space, mesh: &Mesh, limits: &[u64], uses: &[Uses]) {
+        let usage = usage(step, uses);
+        for stage in 0..step.stages.count {
+            let limit = limits.get(stage).or(limits.last()).copied().unwrap_or(u64::MAX >> 3);
+            self.problem.add_row(limit.min(u64::MAX >> 3) as i64);
+        }
+        let (nc, sc) = (self.node_classes, self.state_classes);
+        for ((source, stage), (count, ty)) in usage {
+            let bytes = |spec: &Spec| (local_bytes(spec, &ty, mesh) * count) as i64;
+            let (variable, amounts): (usize, Vec<i64>) = match source {
+                Source::Node(c, out) => {
+                    (c as usize, space.choices[c as usize].iter().map(|c| bytes(&c.outputs[out as usize])).collect())
+                }
+                Source::State(c) => (nc + c as usize, space.storage[c as usize].iter().map(bytes).collect()),
+                Source::Input(i) => (nc + sc + i as usize, space.inputs[i as usize].iter().map(bytes).collect()),
+            };
+            self.problem.add_usage(variable, stage..stage + 1, amounts);
+        }
+    }
+
+    /// The assignment that a choice stands for.
+    pub fn assignment(&self, step: &Step<'_>, space: &Space, mesh: &Mesh, choice: &[usize]) -> Assignment {
+        let (nc, sc) = (self.node_classes, self.state_classes);
+        let strategy = |class: &u32| space.choices[*class as usize][choice[*class as usize]].strategy.clone();
+        let storage = |class: &u32| space.storage[*class as usize][choice[nc + *class as usize]].clone();
+        Assignment {
+            mesh: mesh.clone(),
+            stages: step.stages.count,
+            stage: step.stages.node.clone(),
+            everywhere: step.stages.everywhere.clone(),
+            strategy: step.blocks.node_class.iter().map(strategy).collect(),
+            storage: step.blocks.state_class.iter().map(storage).collect(),
+            home: step.stages.home.clone(),
+            inputs: space.inputs.iter().enumerate().map(|(i, specs)| specs[choice[nc + sc + i]].clone()).collect(),
+            schedule: step.pace.schedule,
+            micro_batches: step.pace.micro_batches,
+        }
+    }
+}
+
+/// How often sections count, see the module.
+struct Weights {
+    micro: f64,
+    update: f64,
+}
+
+impl Weights {
+    fn new(pace: &Pace, stages: usize) -> Weights {
+        Weights { micro: pace.weight(stages), update: 1.0 / stages as f64 }
+    }
+    fn of(&self, section: Section) -> f64 {
+        if section == Section::Update { self.update } else { self.micro }
+    }
+}
+
+/// Times from each of some specs to each of others.
+struct Table {
+    cols: usize,
+    costs: Vec<f64>,
+}
+
+impl Table {
+    fn new(times: &mut Times<'_>, from: &[&Spec], to: &[&Spec], ty: &Type, weight: f64) -> Table {
+        let mut known: BTreeMap<(&Spec, &Spec), f64> = BTreeMap::new();
+        let mut costs = Vec::with_capacity(from.len() * to.len());
+        for f in from {
+            for t in to {
+                let cost = known
+                    .entry((*f, *t))
+                    .or_insert_with(|| times.reshard(f, t, ty).map_or(f64::INFINITY, |time| time * weight));
+                costs.push(*cost);
+            }
+        }
+        Table { cols: to.len(), costs }
+    }
+    fn get(&self, i: usize, j: usize) -> f64 {
+        self.costs[i * self.cols + j]
+    }
+}
+
+/// Seconds that a node takes once under a strategy.
+pub(crate) fn compute(times: &Times<'_>, op: &autoshard_ir::Op, c: &Choice, ins: &[Type], outs: &[Type]) -> f64 {
+    // Strategies are made of specs that divide.
+    let local = |specs: &[Spec], types: &[Type]| -> Vec<Type> {
+        specs.iter().zip(types).map(|(s, t)| s.local(t, times.mesh()).unwrap_or_else(|| t.clone())).collect()
+    };
+    times.compute(op, &local(&c.inputs, ins), &local(&c.outputs, outs))
+}
+
+fn source(graph: &Graph, blocks: &Blocks, v: ValueId) -> Option<Source> {
+    match graph.value(v).def {
+        Def::Node(n, out) => Some(Source::Node(blocks.node_class[n.index()], out as u32)),
+        Def::State(s) => Some(Source::State(blocks.state_class[s.index()])),
+        Def::Input(i) => Some(Source::Input(i as u32)),
+        Def::Const(_) => None,
+    }
+}
+
+/// Per section, the readers of a value.
+type Uses = BTreeMap<Section, Readers>;
+
+fn uses(graph: &Graph, blocks: &Blocks) -> Vec<Uses> {
+    let mut uses = vec![Uses::new(); graph.values.len()];
+    for id in graph.node_ids() {
+        let n = graph.node(id);
+        for (operand, v) in n.inputs.iter().enumerate() {
+            uses[v.index()].entry(n.section).or_default().push((blocks.node_class[id.index()], operand as u32));
+        }
+    }
+    for readers in uses.iter_mut().flat_map(|u| u.values_mut()) {
+        readers.sort();
+        readers.dedup();
+    }
+    uses
+}
+
+/// Values that leave their stage: the node, its result, and to which other stages.
+pub(crate) fn crossings(graph: &Graph, stages: &Stages) -> Vec<(NodeId, usize, Vec<u16>)> {
+    let mut to: BTreeMap<(NodeId, usize), Vec<u16>> = BTreeMap::new();
+    for id in graph.node_ids().filter(|_| stages.count > 1) {
+        let here = stages.node[id.index()];
+        for v in &graph.node(id).inputs {
+            if let Def::Node(p, out) = graph.value(*v).def
+                && stages.node[p.index()] != here
+                && !stages.everywhere[p.index()]
+                && !stages.everywhere[id.index()]
+            {
+                let list = to.entry((p, out)).or_default();
+                if !list.contains(&here.0) {
+                    list.push(here.0);
+                }
+            }
+        }
+    }
+    to.into_iter().map(|((n, out), list)| (n, out, list)).collect()
+}
+
+/// What is allocated together for sure, per source and stage: how many times, and the type.
+fn usage(step: &Step<'_>, uses: &[Uses]) -> BTreeMap<(Source, usize), (u64, Type)> {
+    let Step { graph, blocks, stages, pace } = step;
+    let mut usage: BTreeMap<(Source, usize), (u64, Type)> = BTreeMap::new();
+    let mut add = |v: ValueId, stage: usize, count: usize| {
+        if let Some(source) = source(graph, blocks, v) {
+            usage.entry((source, stage)).or_insert((0, graph.ty(v).clone())).0 += count as u64;
+        }
+    };
+    for s in graph.state_ids() {
+        add(graph.state(s).read, stages.home[s.index()].0 as usize, 1);
+    }
+    for (v, stage) in kept(graph, stages, uses.iter().map(|u| u.contains_key(&Section::Backward))) {
+        add(v, stage, pace.in_flight(stage, stages.count));
+    }
+    for id in graph.node_ids() {
+        let n = graph.node(id);
+        if n.op.name() == ACCUMULATE {
+            add(n.outputs[0], stages.node[id.index()].0 as usize, 1);
+        }
+    }
+    usage
+}
+
+/// Values kept from forward to backward, with the stages that keep them. `needed`: per value, whether backward reads it.
+pub(crate) fn kept(graph: &Graph, stages: &Stages, needed: impl Iterator<Item = bool>) -> Vec<(ValueId, usize)> {
+    let mut places: BTreeMap<ValueId, Vec<usize>> = BTreeMap::new();
+    let candidates: Vec<bool> = needed
+        .zip(&graph.values)
+        .map(|(needed, v)| {
+            needed
+                && match v.def {
+                    Def::Node(n, _) => graph.node(n).section == Section::Forward,
+                    Def::Input(_) => true,
+                    Def::State(_) | Def::Const(_) => false,
+                }
+        })
+        .collect();
+    for id in graph.node_ids() {
+        let n = graph.node(id);
+        if n.section != Section::Backward {
+            continue;
+        }
+        let stage = stages.node[id.index()].0 as usize;
+        for v in n.inputs.iter().filter(|v| candidates[v.index()]) {
+            let list = places.entry(*v).or_default();
+            if !list.contains(&stage) {
+                list.push(stage);
+            }
+        }
+    }
+    places.into_iter().flat_map(|(v, list)| list.into_iter().map(move |s| (v, s))).collect()
+}

@@ -1,0 +1,52 @@
+//! Which dims are the batch and which the sequence: found by following the inputs' dims through the factor rules.
+//!
+//! An input's batch dim is tagged batch, its other dims sequence; a factor that drives a tagged dim of an operand has that
+//! tag, and so have the dims that it drives in results. Constants and states have no tags.
+//!
+//! Tags give mesh axes their customary meaning: outside the update, `dp` splits batch factors only, and `tp` any other.
+//! Every plan that breaks this rule for all operators at once is one of another mesh, so little is lost and the problem
+//! gets much smaller. `Update` nodes, accumulated gradients and storage may be split by any axis: that is ZeRO.
+
+use autoshard_ir::factor::FactorRule;
+use autoshard_ir::graph::{Graph, NodeId};
+
+/// The meaning of a dim or factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tag {
+    /// Independent samples.
+    Batch,
+    /// Tokens of a sample (or rows and columns of an image).
+    Sequence,
+}
+
+/// Tags of every node's factors.
+pub fn tags(graph: &Graph, rule: impl Fn(NodeId) -> FactorRule) -> Vec<Vec<Option<Tag>>> {
+    let mut dims: Vec<Vec<Option<Tag>>> = graph.values.iter().map(|v| vec![None; v.ty.rank()]).collect();
+    for x in &graph.inputs {
+        for (d, tag) in dims[x.value.index()].iter_mut().enumerate() {
+            *tag = Some(if x.batch_dim == Some(d) { Tag::Batch } else { Tag::Sequence });
+        }
+    }
+    let mut found = Vec::with_capacity(graph.nodes.len());
+    for id in graph.node_ids() {
+        let (n, rule) = (graph.node(id), rule(id));
+        let mut factors = vec![None; rule.factors.len()];
+        for (slots, v) in rule.inputs.iter().zip(&n.inputs) {
+            for (slot, tag) in slots.iter().zip(&dims[v.index()]) {
+                if let (Some(f), Some(tag)) = (slot, tag) {
+                    let known: &mut Option<Tag> = &mut factors[f.0 as usize];
+                    *known = Some(known.map_or(*tag, |k| k.min(*tag)));
+                }
+            }
+        }
+        for (slots, v) in rule.outputs.iter().zip(&n.outputs) {
+            for (d, slot) in slots.iter().enumerate() {
+                if let Some(f) = slot {
+                    dims[v.index()][d] = factors[f.0 as usize];
+                }
+            }
+        }
+        found.push(factors);
+    }
+    found
+}

@@ -1,0 +1,191 @@
+//! The space of plans of one step graph on one mesh: per class of nodes its allowed strategies, per class of states its
+//! allowed storage specs, per input the specs it may be fed in. All constraints but memory are filters here.
+
+use std::collections::BTreeSet;
+
+use autoshard_ir::blocks::Blocks;
+use autoshard_ir::graph::{Def, Graph, NodeId, Section, StateId, StateKind};
+use autoshard_ir::op::Family;
+use autoshard_ir::Type;
+
+use crate::constraints::Constraints;
+use crate::mesh::{AxisId, AxisName, Mesh};
+use crate::roles::{Tag, tags};
+use crate::spec::{Spec, Use};
+use crate::strategies::{Choice, Strategies, of_node};
+
+/// The space. Vectors are by class (nodes, states) and by input.
+pub struct Space {
+    /// Strategies of each node class, from the factor rule alone.
+    pub strategies: Vec<Strategies>,
+    /// Those that the constraints allow.
+    pub choices: Vec<Vec<Choice>>,
+    /// Storage specs of each state class.
+    pub storage: Vec<Vec<Spec>>,
+    /// Specs that each input may be fed in.
+    pub inputs: Vec<Vec<Spec>>,
+    /// Constraints that could not be kept to the letter.
+    pub notes: Vec<String>,
+}
+
+/// Constraints leave an operator or a state without a choice.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} has no choice left: {why}")]
+pub struct NoChoice {
+    /// The operator or state.
+    pub what: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// The operator of accumulated values.
+pub(crate) const ACCUMULATE: &str = "Accumulate";
+
+impl Space {
+    /// The space of a graph on a mesh under constraints.
+    ///
+    /// # Errors
+    /// Constraints that leave a node without strategy.
+    pub fn new(graph: &Graph, blocks: &Blocks, mesh: &Mesh, constraints: &Constraints) -> Result<Space, NoChoice> {
+        let strategies: Vec<Strategies> =
+            blocks.nodes.iter().map(|members| of_node(graph, graph.node(members[0]), mesh)).collect();
+        let rule = |n: NodeId| strategies[blocks.node_class[n.index()] as usize].rule.clone();
+        let tags = tags(graph, rule);
+        let mut space = Space { strategies, choices: Vec::new(), storage: Vec::new(), inputs: Vec::new(), notes: Vec::new() };
+        let mut stuck = BTreeSet::new();
+        for (class, members) in blocks.nodes.iter().enumerate() {
+            let filter = Filter { graph, mesh, constraints, tags: &tags[members[0].index()] };
+            let choices = filter.node(members[0], &space.strategies[class], &mut stuck);
+            if choices.is_empty() {
+                let n = graph.node(members[0]);
+                let why = "the constraints exclude every strategy".to_string();
+                return Err(NoChoice { what: format!("operator {} ({})", n.op.name(), n.name), why });
+            }
+            space.choices.push(choices);
+        }
+        for members in &blocks.states {
+            space.storage.push(storage(graph, members[0], mesh, constraints, &mut stuck));
+        }
+        space.inputs = graph.inputs.iter().map(|x| specs(graph.ty(x.value), mesh)).collect();
+        if !stuck.is_empty() {
+            let names: Vec<&str> = stuck.iter().map(String::as_str).collect();
+            let some = names[..names.len().min(3)].join(", ");
+            let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };
+            space.notes.push(format!("not sharded over dp by ZeRO, no dim divides: {some}{more}"));
+        }
+        Ok(space)
+    }
+}
+
+/// Every spec of a type without partial sums.
+pub fn specs(ty: &Type, mesh: &Mesh) -> Vec<Spec> {
+    let mut all = vec![Spec::replicated(ty.rank())];
+    for axis in mesh.ids() {
+        let sharded: Vec<Spec> = all
+            .iter()
+            .flat_map(|s| {
+                (0..ty.rank()).map(move |d| {
+                    let mut s = s.clone();
+                    s.dims[d].push(axis);
+                    s
+                })
+            })
+            .filter(|s| s.local(ty, mesh).is_some())
+            .collect();
+        all.extend(sharded);
+    }
+    all
+}
+
+fn shards(spec: &Spec, axis: AxisId) -> bool {
+    spec.dims.iter().flatten().any(|a| *a == axis)
+}
+
+/// Keeps what a ZeRO pin demands: sharded over `dp` where one of them can be, or not at all.
+fn zero<T: Clone>(all: Vec<T>, spec: impl Fn(&T) -> &Spec, dp: AxisId, wanted: bool) -> (Vec<T>, bool) {
+    let (with, without): (Vec<T>, Vec<T>) = all.into_iter().partition(|c| shards(spec(c), dp));
+    match (wanted, with.is_empty()) {
+        (true, false) => (with, true),
+        (true, true) => (without, false),
+        (false, _) => (without, true),
+    }
+}
+
+fn storage(
+    graph: &Graph,
+    s: StateId,
+    mesh: &Mesh,
+    constraints: &Constraints,
+    stuck: &mut BTreeSet<String>,
+) -> Vec<Spec> {
+    let state = graph.state(s);
+    let ty = graph.ty(state.read);
+    let all = specs(ty, mesh);
+    let (Some(pin), Some(dp)) = (constraints.zero, mesh.find(AxisName::Dp)) else { return all };
+    let wanted = pin >= if state.kind == StateKind::Optimizer { 1 } else { 3 };
+    let (kept, met) = zero(all, |s| s, dp, wanted);
+    if !met && ty.numel() > 1 {
+        stuck.insert(state.name.clone());
+    }
+    kept
+}
+
+struct Filter<'a> {
+    graph: &'a Graph,
+    mesh: &'a Mesh,
+    constraints: &'a Constraints,
+    tags: &'a [Option<Tag>],
+}
+
+impl Filter<'_> {
+    fn node(&self, id: NodeId, strategies: &Strategies, stuck: &mut BTreeSet<String>) -> Vec<Choice> {
+        let n = self.graph.node(id);
+        let all = strategies.list.clone();
+        if n.section == Section::Update {
+            return all;
+        }
+        let dp = self.mesh.find(AxisName::Dp);
+        if n.op.name() == ACCUMULATE {
+            let (Some(pin), Some(dp)) = (self.constraints.zero, dp) else { return all };
+            let ty = self.graph.ty(n.outputs[0]);
+            let (kept, met) = zero(all, |c| &c.outputs[0], dp, pin >= 2);
+            if !met && ty.numel() > 1 {
+                stuck.insert(n.name.clone());
+            }
+            return kept;
+        }
+        let all: Vec<Choice> = all.into_iter().filter(|c| self.customary(c)).collect();
+        if self.constraints.sequence_parallel != Some(true) || !self.splits_tokens(id, strategies) {
+            return all;
+        }
+        let (split, rest): (Vec<Choice>, Vec<Choice>) = all.into_iter().partition(|c| !self.idle_on_tp(c));
+        if split.is_empty() { rest } else { split }
+    }
+
+    /// Whether axes split what they customarily split, see [`crate::roles`].
+    fn customary(&self, c: &Choice) -> bool {
+        c.strategy.0.iter().zip(&self.mesh.axes).all(|(u, axis)| {
+            let Use::Split(f) = u else { return true };
+            let tag = self.tags[f.0 as usize];
+            match axis.name {
+                AxisName::Dp => tag == Some(Tag::Batch),
+                AxisName::Tp if tag == Some(Tag::Sequence) => self.constraints.sequence_parallel != Some(false),
+                AxisName::Tp => tag != Some(Tag::Batch),
+            }
+        })
+    }
+
+    /// Whether this is an operator that sequence parallelism is meant for: bound by memory, with a sequence to split.
+    fn splits_tokens(&self, id: NodeId, strategies: &Strategies) -> bool {
+        let n = self.graph.node(id);
+        let (ins, outs) = (self.graph.input_types(n), self.graph.output_types(n));
+        let reads_activations = n.inputs.iter().any(|&v| matches!(self.graph.value(v).def, Def::Node(..)));
+        n.op.work(&ins, &outs).family == Family::Memory
+            && reads_activations
+            && self.tags.iter().take(strategies.rule.factors.len()).any(|t| *t == Some(Tag::Sequence))
+    }
+
+    fn idle_on_tp(&self, c: &Choice) -> bool {
+        c.strategy.0.iter().zip(&self.mesh.axes).any(|(u, a)| a.name == AxisName::Tp && *u == Use::Replicate)
+    }
+}

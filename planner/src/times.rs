@@ -1,0 +1,97 @@
+//! Times of operators and reshardings on one mesh of one cluster, remembered.
+//!
+//! The bridge from specs and steps to [`autoshard_cost_models`]; the only place of the planner that asks it for times.
+
+use std::collections::HashMap;
+
+use autoshard_cost_models::{Bytes, Cluster, CollectiveKind, Group};
+use autoshard_ir::op::{Family, Work};
+use autoshard_ir::{DType, Op, Type};
+
+use crate::mesh::{AxisId, Mesh};
+use crate::reshard::{Resharder, Step, StepKind, local_bytes};
+use crate::spec::Spec;
+
+/// Times on one mesh.
+pub struct Times<'a> {
+    cluster: &'a Cluster,
+    mesh: &'a Mesh,
+    resharder: Resharder,
+    reshards: HashMap<(Spec, Type), HashMap<Spec, Option<f64>>>,
+}
+
+impl<'a> Times<'a> {
+    /// For a mesh on a cluster.
+    pub fn new(cluster: &'a Cluster, mesh: &'a Mesh) -> Times<'a> {
+        Times { cluster, mesh, resharder: Resharder::new(mesh.clone()), reshards: HashMap::new() }
+    }
+    /// The mesh.
+    pub fn mesh(&self) -> &'a Mesh {
+        self.mesh
+    }
+    /// The cluster.
+    pub fn cluster(&self) -> &'a Cluster {
+        self.cluster
+    }
+
+    /// Seconds that an operator takes on local operands and results.
+    pub fn compute(&self, op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
+        let float = |t: &&Type| t.dtype.is_float();
+        let dtype = inputs.iter().chain(outputs).find(float).map_or(DType::F32, |t| t.dtype);
+        self.cluster.op_time(&op.work(inputs, outputs), dtype).0
+    }
+
+    /// Seconds that a resharding takes; `None` where there is no way (see [`crate::reshard`]).
+    pub fn reshard(&mut self, from: &Spec, to: &Spec, ty: &Type) -> Option<f64> {
+        if from == to {
+            return Some(0.0);
+        }
+        let key = (from.clone(), ty.clone());
+        if let Some(time) = self.reshards.get(&key).and_then(|m| m.get(to)) {
+            return *time;
+        }
+        let time = self.resharder.steps(from, to, ty).ok().map(|steps| self.steps(from, &steps, ty));
+        self.reshards.entry(key).or_default().insert(to.clone(), time);
+        time
+    }
+
+    /// Seconds that steps take, one after the other.
+    pub fn steps(&self, from: &Spec, steps: &[Step], ty: &Type) -> f64 {
+        let mut before = from;
+        let mut total = 0.0;
+        for s in steps {
+            total += self.step(&s.kind, local_bytes(before, ty, self.mesh), local_bytes(&s.spec, ty, self.mesh));
+            before = &s.spec;
+        }
+        total
+    }
+
+    fn step(&self, kind: &StepKind, before: u64, after: u64) -> f64 {
+        let group = self.group(kind.axes());
+        let (collective, bytes) = match kind {
+            StepKind::Slice { .. } | StepKind::ZeroUnlessFirst { .. } => return self.copy(2 * after),
+            StepKind::AllGather { .. } => (CollectiveKind::AllGather, after),
+            StepKind::ReduceScatter { .. } => (CollectiveKind::ReduceScatter, before),
+            StepKind::AllReduce { .. } => (CollectiveKind::AllReduce, before),
+            StepKind::AllToAll { .. } => (CollectiveKind::AllToAll, before * group.size as u64),
+        };
+        self.cluster.collective_time(collective, Bytes(bytes), group).0
+    }
+
+    /// Seconds to read and write `bytes` of device memory.
+    fn copy(&self, bytes: u64) -> f64 {
+        let work = Work { family: Family::Memory, flops: 0.0, bytes: bytes as f64, gemm: None };
+        self.cluster.op_time(&work, DType::F32).0
+    }
+
+    /// The ranks of a collective over axes. Of axes that are not neighbours, the span is that of the innermost.
+    fn group(&self, axes: &[AxisId]) -> Group {
+        let size = axes.iter().map(|&a| self.mesh.size(a)).product();
+        Group::new(size, axes.last().map_or(1, |&a| self.mesh.stride(a)))
+    }
+
+    /// Seconds to send `bytes` from each rank of a stage to the next of `stages` stages.
+    pub fn send(&self, bytes: u64, stages: usize) -> f64 {
+        self.cluster.collective_time(CollectiveKind::SendRecv, Bytes(bytes), Group::new(stages, self.mesh.ranks())).0
+    }
+}

@@ -9,7 +9,7 @@
 //!   counts; inside a domain with the in-switch algorithm where there is one.
 //!
 //! Each runs in one of three protocols that trade latency for bandwidth. A transfer of wire volume `V` per rank at
-//! rate `B` takes `launch + base + hops + (V + min(V, fill)) / B`: `fill` is what pipelining through bounded buffers costs.
+//! rate `B` takes `launch + base + hops + V / B + min(V / B, fill)`: `fill` is the time to fill the bounded buffers of a pipeline.
 //! Coefficients, and where they come from: `coefficients/collectives.toml`; the benchmark `collectives` compares with published
 //! timings.
 //!
@@ -169,6 +169,13 @@ impl Level<'_> {
     fn bandwidth(&self) -> f64 {
         self.tier.effective_bandwidth((self.members * self.fan).ceil() as usize).0
     }
+    /// Seconds to fill the buffers of a ring inside this level that passes every rank `passes` times. Fitted on up to 8 ranks in one
+    /// node; not extrapolated to longer rings.
+    fn fill(&self, passes: f64) -> f64 {
+        let steps = passes * (self.fan - 1.0).min(7.0);
+        let mb = COEFFICIENTS.fill_mb_per_step.get(&self.tier.kind).copied().unwrap_or(0.0);
+        steps * mb * 1e6 / self.bandwidth()
+    }
     /// Per member, when every pair exchanges messages.
     fn all_to_all_bandwidth(&self) -> f64 {
         if let Some(stated) = &self.tier.all_to_all_gb_s {
@@ -252,9 +259,10 @@ struct Model<'a> {
     size: usize,
 }
 
-/// `volume` at `bandwidth`, with the cost of filling the pipeline.
-fn transfer(volume: f64, bandwidth: f64, fill_mb: f64) -> f64 {
-    (volume + volume.min(fill_mb * 1e6)) / bandwidth
+/// `volume` at `bandwidth`, and the time to fill the pipeline: as long as the transfer itself for small volumes, `fill` at most.
+fn transfer(volume: f64, bandwidth: f64, fill: f64) -> f64 {
+    let time = volume / bandwidth;
+    time + time.min(fill)
 }
 
 impl Model<'_> {
@@ -264,15 +272,9 @@ impl Model<'_> {
         Some((if tree { hop.tree } else { hop.ring } + level.tier.latency_us.value) * 1e-6)
     }
 
-    /// Wire volume that pipelining through bounded buffers costs, of a ring that passes every rank `passes` times. Measured on up to 8
-    /// ranks in one node; not extrapolated to longer rings.
-    fn fill_mb(&self, passes: f64) -> f64 {
-        let Some(level) = self.levels.first() else { return 0.0 };
-        let steps = match self.kind {
-            CollectiveKind::SendRecv => 1.0,
-            _ => passes * (level.fan - 1.0).min(7.0),
-        };
-        steps * COEFFICIENTS.fill_mb_per_step.get(&level.tier.kind).copied().unwrap_or(0.0)
+    /// Of a ring or tree over all levels: what the innermost level takes to fill, at its own rate.
+    fn fill(&self, passes: f64) -> f64 {
+        self.levels.first().map_or(0.0, |level| level.fill(passes))
     }
 
     fn ring(&self, protocol: Protocol, c: &ProtocolCoefficients) -> Option<Seconds> {
@@ -288,7 +290,7 @@ impl Model<'_> {
         }
         let volume = self.bytes * self.kind.wire_fraction(self.size);
         let bandwidth = ring_bandwidth(&self.levels)? * c.bandwidth_fraction;
-        Some(Seconds(c.base_us * 1e-6 + hops + transfer(volume, bandwidth, self.fill_mb(passes))))
+        Some(Seconds(c.base_us * 1e-6 + hops + transfer(volume, bandwidth, self.fill(passes))))
     }
 
     /// Point-to-point messages: the traffic that leaves a domain shares the links of its members.
@@ -303,7 +305,7 @@ impl Model<'_> {
                     slowest = slowest.max(transfer(
                         self.bytes,
                         level.bandwidth().min(pair) * c.bandwidth_fraction,
-                        self.fill_mb(1.0),
+                        level.fill(1.0 / (level.fan - 1.0).clamp(1.0, 7.0)),
                     ));
                 }
             }
@@ -316,7 +318,7 @@ impl Model<'_> {
                     slowest = slowest.max(transfer(
                         volume,
                         level.all_to_all_bandwidth() * c.bandwidth_fraction,
-                        self.fill_mb(1.0),
+                        level.fill(1.0),
                     ));
                 }
             }
@@ -336,7 +338,7 @@ impl Model<'_> {
             hops += 2.0 * steps * self.hop(level, protocol, true)?;
         }
         let bandwidth = ring_bandwidth(&self.levels)? * c.bandwidth_fraction;
-        Some(Seconds(c.base_us * 1e-6 + hops + transfer(2.0 * self.bytes, bandwidth, self.fill_mb(2.0))))
+        Some(Seconds(c.base_us * 1e-6 + hops + transfer(2.0 * self.bytes, bandwidth, self.fill(2.0))))
     }
 
     /// What the switches of the innermost level sustain, with the share of `bytes` on each link; None without such switches.
@@ -355,7 +357,7 @@ impl Model<'_> {
             _ => return None,
         };
         let bandwidth = level.tier.bandwidth().0 * switch.efficiency.value;
-        Some(transfer(share * self.bytes, bandwidth, COEFFICIENTS.in_switch.fill_mb))
+        Some(transfer(share * self.bytes, bandwidth, COEFFICIENTS.in_switch.fill_mb * 1e6 / bandwidth))
     }
 
     fn in_switch(&self, protocol: Protocol) -> Option<Seconds> {
@@ -377,7 +379,7 @@ impl Model<'_> {
         for (i, level) in self.levels.iter().enumerate() {
             let hop = self.hop(level, protocol, true)?;
             let volume = passes * (level.fan - 1.0) / level.fan * self.bytes / shards;
-            let ring = transfer(volume, level.bandwidth() * c.bandwidth_fraction, self.fill_mb(passes));
+            let ring = transfer(volume, level.bandwidth() * c.bandwidth_fraction, level.fill(passes));
             let (time, hops) = match self.switch_time() {
                 Some(time) if i == 0 && protocol == Protocol::Simple && time < ring => (time, 1.0),
                 _ => (ring, (level.fan - 1.0).min(2.0 * level.fan.log2().ceil())),

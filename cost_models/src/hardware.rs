@@ -541,7 +541,7 @@ impl Cluster {
             "at least one is needed".to_string()
         } else if let Some(most) = most.filter(|m| gpus > *m) {
             format!("it has {most}")
-        } else if gpus > per && gpus % per != 0 {
+        } else if gpus > per && !gpus.is_multiple_of(per) {
             format!("nodes of {per} are used whole")
         } else {
             return Ok(Cluster { gpus, ..self.clone() });

@@ -31,13 +31,13 @@ impl Group {
     pub fn domains(&self, d: usize, gpus: usize) -> usize {
         let (size, stride) = (self.size, self.stride);
         let block = size * stride;
-        if d % block == 0 {
+        if d.is_multiple_of(block) {
             return 1;
         }
-        if stride % d == 0 {
+        if stride.is_multiple_of(d) {
             return size;
         }
-        if block % d == 0 && d % stride == 0 {
+        if block.is_multiple_of(d) && d.is_multiple_of(stride) {
             return block / d;
         }
         let blocks = (gpus / block).clamp(1, d);

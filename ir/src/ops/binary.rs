@@ -9,7 +9,7 @@ use crate::builder::Builder;
 use crate::dtype::DType;
 use crate::factor::FactorRule;
 use crate::graph::ValueId;
-use crate::onnx::import::{ImportCx, OnnxRule};
+use crate::onnx::import::{ImportCx, OnnxAttr, OnnxRule};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::tensor::{Type, View};
 
@@ -134,6 +134,7 @@ binary!(MIN min "Min": "The smaller; the gradient of ties goes to both evenly.",
     float |x, y| if x < y || x.is_nan() { x } else { y }, int |x, y| x.min(y), linear [],
     grad grad2!(|cx, dy, i| extremum_grad(cx, dy, i)), in -1.0..1.0,
     onnx [OnnxRule { domain: "", op: "Min", since: 8, lower: |cx| chain(cx, Builder::min) },
+        OnnxRule { domain: "", op: "Clip", since: 6, lower: import_clip },
         OnnxRule { domain: "", op: "Mean", since: 8, lower: import_mean }]);
 
 /// Gradient of Max and Min for operand `i`: where the result is that operand, half where it is both.
@@ -378,6 +379,20 @@ fn chain(
         acc = f(cx.b, acc, x)?;
     }
     Ok(vec![acc])
+}
+
+/// Bounds are attributes up to opset 10 and optional operands since.
+fn import_clip(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let mut x = cx.input(0)?;
+    for (i, name, f) in [(1, "min", Builder::max as fn(&mut _, _, _) -> _), (2, "max", Builder::min)] {
+        let bound = match (cx.try_input(i), cx.attrs.get(name)) {
+            (Some(bound), _) => bound,
+            (None, Some(OnnxAttr::Float(bound))) => cx.b.scalar_like(x, (*bound).into())?,
+            _ => continue,
+        };
+        x = f(cx.b, x, bound)?;
+    }
+    Ok(vec![x])
 }
 
 fn import_mean(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {

@@ -8,6 +8,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
+use super::real::Real;
 use super::support::{map1, map2, never, no_kernel, operands};
 use crate::builder::Builder;
 use crate::dtype::DType;
@@ -17,65 +18,9 @@ use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::tensor::{Type, View, ViewMut};
 
-/// Floats that kernels are written for.
-pub(crate) trait Real:
-    bytemuck::Pod
-    + PartialOrd
-    + std::ops::Neg<Output = Self>
-    + std::ops::Add<Output = Self>
-    + std::ops::Sub<Output = Self>
-    + std::ops::Mul<Output = Self>
-    + std::ops::Div<Output = Self>
-{
-    /// A constant.
-    fn of(x: f64) -> Self;
-    /// `e^x`
-    fn exp(self) -> Self;
-    /// Hyperbolic tangent.
-    fn tanh(self) -> Self;
-    /// The error function.
-    fn erf(self) -> Self;
-}
-
-impl Real for f32 {
-    fn of(x: f64) -> f32 {
-        x as f32
-    }
-    fn exp(self) -> f32 {
-        f32::exp(self)
-    }
-    fn tanh(self) -> f32 {
-        f32::tanh(self)
-    }
-    fn erf(self) -> f32 {
-        libm::erff(self)
-    }
-}
-
-impl Real for f64 {
-    fn of(x: f64) -> f64 {
-        x
-    }
-    fn exp(self) -> f64 {
-        f64::exp(self)
-    }
-    fn tanh(self) -> f64 {
-        f64::tanh(self)
-    }
-    fn erf(self) -> f64 {
-        libm::erf(self)
-    }
-}
-
-/// `1 / (1 + e^-x)`, without overflow.
+/// `1 / (1 + e^-x)`: where the power overflows the result is 0, as it should be.
 pub(crate) fn sigmoid<T: Real>(x: T) -> T {
-    let one = T::of(1.0);
-    if x >= T::of(0.0) {
-        one / (one + (-x).exp())
-    } else {
-        let e = x.exp();
-        e / (one + e)
-    }
+    T::ONE / (T::ONE + (-x).fast_exp())
 }
 
 /// Coefficients of the tanh form of GELU: `sqrt(2 / pi)` and 0.044715 (Hendrycks and Gimpel, arXiv:1606.08415).
@@ -85,7 +30,7 @@ fn gelu<T: Real>(x: T, tanh: bool) -> T {
     let (one, half) = (T::of(1.0), T::of(0.5));
     if tanh {
         let inner = T::of(GELU_TANH.0) * (x + T::of(GELU_TANH.1) * x * x * x);
-        half * x * (one + inner.tanh())
+        half * x * (one + inner.fast_tanh())
     } else {
         half * x * (one + (x * T::of(FRAC_1_SQRT_2)).erf())
     }
@@ -95,11 +40,11 @@ fn gelu<T: Real>(x: T, tanh: bool) -> T {
 fn gelu_slope<T: Real>(x: T, tanh: bool) -> T {
     let (one, half) = (T::of(1.0), T::of(0.5));
     if tanh {
-        let t = (T::of(GELU_TANH.0) * (x + T::of(GELU_TANH.1) * x * x * x)).tanh();
+        let t = (T::of(GELU_TANH.0) * (x + T::of(GELU_TANH.1) * x * x * x)).fast_tanh();
         let inner = T::of(GELU_TANH.0) * (one + T::of(3.0 * GELU_TANH.1) * x * x);
         half * (one + t) + half * x * (one - t * t) * inner
     } else {
-        let density = (-(half * x * x)).exp() * T::of(1.0 / (2.0 * PI).sqrt());
+        let density = (-(half * x * x)).fast_exp() * T::of(1.0 / (2.0 * PI).sqrt());
         half * (one + (x * T::of(FRAC_1_SQRT_2)).erf()) + x * density
     }
 }
@@ -263,7 +208,7 @@ signed!(ABS abs "Abs": "Absolute value.", |x| x.abs(), |x| x.wrapping_abs(), fac
 signed!(SIGN sign "Sign": "-1, 0 or 1.", |x| if x == 0.0 || x.is_nan() { x } else { x.signum() }, |x| x.signum(), factors,
     grad Gradient::None);
 
-unary!(EXP exp "Exp": "`e^x`.", flops 10.0, |x| x.exp(), factors,
+unary!(EXP exp "Exp": "`e^x`.", flops 10.0, Real::fast_exp, factors,
     grad chain!(|b, _, y, dy| b.mul(dy, y)), in -1.0..1.0);
 unary!(LOG log "Log": "Natural logarithm.", flops 10.0, |x| x.ln(), factors,
     grad chain!(|b, x, _, dy| b.div(dy, x)), in 0.5..2.0);
@@ -300,12 +245,17 @@ unary!(CEIL ceil "Ceil": "Smallest integer not below.", flops 1.0, |x| x.ceil(),
     grad Gradient::None, in -3.0..3.0);
 unary!(ROUND round "Round": "Nearest integer, ties to even.", flops 1.0, |x| x.round_ties_even(), factors,
     grad Gradient::None, in -3.0..3.0);
-unary!(TANH tanh "Tanh": "Hyperbolic tangent.", flops 15.0, |x| x.tanh(), factors,
+unary!(TANH tanh "Tanh": "Hyperbolic tangent.", flops 15.0, Real::fast_tanh, factors,
     grad chain!(|b, _, y, dy| b.emit1(Op::new(&TANH_GRAD), &[y, dy])), in -2.0..2.0);
 unary!(SIGMOID sigmoid "Sigmoid": "`1 / (1 + e^-x)`.", flops 12.0, sigmoid, factors,
     grad chain!(|b, _, y, dy| b.emit1(Op::new(&SIGMOID_GRAD), &[y, dy])), in -2.0..2.0);
 unary!(RELU relu "Relu": "`max(x, 0)`.", flops 1.0, |x| if x > 0.0 || x.is_nan() { x } else { 0.0 }, factors,
-    grad chain!(|b, _, y, dy| b.emit1(Op::new(&RELU_GRAD), &[y, dy])), in 0.1..1.0);
+    grad chain!(|b, _, y, dy| b.emit1(Op::new(&RELU_GRAD), &[y, dy])), in 0.1..1.0,
+    onnx [OnnxRule { domain: "", op: "LeakyRelu", since: 6, lower: import_leaky_relu },
+        OnnxRule { domain: "", op: "PRelu", since: 7, lower: import_p_relu },
+        OnnxRule { domain: "", op: "Elu", since: 6, lower: import_elu },
+        OnnxRule { domain: "", op: "HardSigmoid", since: 6, lower: import_hard_sigmoid },
+        OnnxRule { domain: "", op: "HardSwish", since: 14, lower: import_hard_swish }]);
 unary!(SILU silu "Silu": "`x * sigmoid(x)`, also named Swish.", flops 13.0, |x| x * sigmoid(x), factors,
     grad chain!(|b, x, _, dy| b.emit1(Op::new(&SILU_GRAD), &[x, dy])), in -2.0..2.0,
     onnx [OnnxRule { domain: "", op: "Swish", since: 24, lower: import_swish },
@@ -476,4 +426,59 @@ fn import_swish(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
 fn import_quick_gelu(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let alpha = cx.attr_float("alpha", 1.702);
     swish(cx, alpha.into())
+}
+
+/// `x` where it is positive, else `f(x)`.
+fn positive_or(b: &mut Builder, x: ValueId, other: ValueId) -> Result<ValueId, OpError> {
+    let zero = b.scalar_like(x, 0.0)?;
+    let positive = b.greater(x, zero)?;
+    b.where_(positive, x, other)
+}
+
+fn import_leaky_relu(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let x = cx.input(0)?;
+    let alpha = cx.attr_float("alpha", 0.01);
+    let alpha = cx.b.scalar_like(x, alpha.into())?;
+    let scaled = cx.b.mul(x, alpha)?;
+    Ok(vec![positive_or(cx.b, x, scaled)?])
+}
+
+fn import_p_relu(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (x, slope) = (cx.input(0)?, cx.input(1)?);
+    let scaled = cx.b.mul(x, slope)?;
+    Ok(vec![positive_or(cx.b, x, scaled)?])
+}
+
+fn import_elu(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let x = cx.input(0)?;
+    let alpha = cx.attr_float("alpha", 1.0);
+    let (alpha, one, zero) = (cx.b.scalar_like(x, alpha.into())?, cx.b.scalar_like(x, 1.0)?, cx.b.scalar_like(x, 0.0)?);
+    // Powers of what is positive are not used, but would make gradients infinite.
+    let negative = cx.b.min(x, zero)?;
+    let power = cx.b.exp(negative)?;
+    let below = cx.b.sub(power, one)?;
+    let below = cx.b.mul(below, alpha)?;
+    Ok(vec![positive_or(cx.b, x, below)?])
+}
+
+/// `clip(alpha x + beta, 0, 1)`
+fn hard_sigmoid(b: &mut Builder, x: ValueId, alpha: f64, beta: f64) -> Result<ValueId, OpError> {
+    let (alpha, beta) = (b.scalar_like(x, alpha)?, b.scalar_like(x, beta)?);
+    let (zero, one) = (b.scalar_like(x, 0.0)?, b.scalar_like(x, 1.0)?);
+    let y = b.mul(x, alpha)?;
+    let y = b.add(y, beta)?;
+    let y = b.max(y, zero)?;
+    b.min(y, one)
+}
+
+fn import_hard_sigmoid(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let x = cx.input(0)?;
+    let (alpha, beta) = (cx.attr_float("alpha", 0.2), cx.attr_float("beta", 0.5));
+    Ok(vec![hard_sigmoid(cx.b, x, alpha.into(), beta.into())?])
+}
+
+fn import_hard_swish(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let x = cx.input(0)?;
+    let gate = hard_sigmoid(cx.b, x, 1.0 / 6.0, 0.5)?;
+    Ok(vec![cx.b.mul(x, gate)?])
 }

@@ -1,5 +1,25 @@
 //! ONNX in: the messages, the parsed model, and its lowering to a graph.
 //!
-//! [`import`] holds what an operator's import rule sees.
+//! - [`model`]: a file parsed and checked once; [`Model::instantiate`] binds its symbols and makes a graph.
+//! - [`dim`]: sizes as expressions over symbols. [`tensors`]: types and elements. [`error`]: all problems at once.
+//! - [`order`]: definitions, uses, and an order in which nodes can be lowered.
+//! - [`lower`]: walks the nodes and applies the operators' import rules, whose view is [`import`]; [`rules`] finds them.
+//! - [`trainable`]: which initializers are parameters.
+//!
+//! Read next: [`model`], [`lower`].
 
+pub mod dim;
+pub mod error;
 pub mod import;
+pub mod lower;
+pub mod model;
+pub mod order;
+#[doc(hidden)]
+pub mod proto;
+pub mod rules;
+pub mod tensors;
+pub mod trainable;
+
+pub use dim::Dim;
+pub use error::{ImportErrors, Problem};
+pub use model::{Bindings, Model, Port, Signature, Symbol};

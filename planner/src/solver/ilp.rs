@@ -10,7 +10,7 @@
 //! is called proven.
 
 use super::problem::{FORBIDDEN, Problem, Total};
-use super::result::{Conflict, Options, Phase, Solution, SolveError, Statistics};
+use super::result::{Options, SolveError, Statistics};
 use good_lp::{Expression, SolverModel, Variable, constraint, variable, variables};
 use highs::{HighsModelStatus, HighsSolutionStatus};
 use std::time::Instant;
@@ -26,28 +26,6 @@ pub(crate) struct Answer {
     pub(crate) choice: Option<Vec<usize>>,
     /// Proven bound; none when no choice is feasible.
     pub(crate) bound: Option<Total>,
-}
-
-/// Solves a problem by the integer program alone.
-pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, SolveError> {
-    let start = Instant::now();
-    let mut statistics = Statistics::default();
-    let answer = run(problem, options, &mut statistics)?;
-    statistics.spend(Phase::Ilp, start.elapsed().as_secs_f64());
-    match answer {
-        Answer { bound: None, .. } => Err(SolveError::Infeasible(conflict(problem, options)?)),
-        Answer { choice: None, bound: Some(bound) } => Err(match options.cutoff {
-            Some(cutoff) if bound >= cutoff => SolveError::CutOff { bound },
-            _ => SolveError::NoChoice { bound },
-        }),
-        Answer { choice: Some(choice), bound: Some(bound) } => {
-            let objective = problem.objective(&choice).expect("only feasible choices are kept");
-            if options.cutoff.is_some_and(|c| objective >= c) && bound >= objective {
-                return Err(SolveError::CutOff { bound });
-            }
-            Ok(Solution { choice, objective, bound: bound.min(objective), statistics })
-        }
-    }
 }
 
 /// One row of the program over strategies: terms (node, strategy, coefficient) and an upper limit.
@@ -346,101 +324,4 @@ fn initial_values(problem: &Problem, hot: &[Vec<Option<Variable>>], choice: &[us
         }
     }
     values
-}
-
-/// An irreducible set of constraints that no choice satisfies: each is dropped in turn, and stays out if the rest still conflicts.
-fn conflict(problem: &Problem, options: &Options) -> Result<Conflict, SolveError> {
-    let deadline = Instant::now() + options.time_limit;
-    let mut p = problem.clone();
-    p.warm_start = None;
-    for node in &mut p.nodes {
-        node.costs.iter_mut().filter(|c| **c != FORBIDDEN).for_each(|c| *c = 0);
-    }
-    for e in &mut p.edges {
-        let m = super::problem::Matrix::from_fn(e.costs.rows(), e.costs.cols(), |i, j| {
-            if e.costs.get(i, j) == FORBIDDEN { FORBIDDEN } else { 0 }
-        });
-        e.costs = std::sync::Arc::new(m);
-    }
-    let mut out = Conflict { irreducible: true, ..Conflict::default() };
-    let mut conflicts = |q: &Problem| -> Result<bool, SolveError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || options.interrupted() {
-            out.irreducible = false;
-            return Ok(false);
-        }
-        let quick = Options { time_limit: left, relative_gap: 0.0, cutoff: None, ..options.clone() };
-        Ok(run(q, &quick, &mut Statistics::default())?.bound.is_none())
-    };
-    let (mut rows, mut edges, mut nodes, mut groups) = (vec![], vec![], vec![], vec![]);
-    for k in 0..p.limits.len() {
-        let limit = std::mem::replace(&mut p.limits[k], super::problem::RANGE as i64);
-        if !conflicts(&p)? {
-            p.limits[k] = limit;
-            rows.push(k);
-        }
-    }
-    for k in 0..p.edges.len() {
-        if !p.edges[k].costs.costs().contains(&FORBIDDEN) {
-            continue;
-        }
-        let free = std::sync::Arc::new(super::problem::Matrix::from_fn(
-            p.edges[k].costs.rows(),
-            p.edges[k].costs.cols(),
-            |_, _| 0,
-        ));
-        let costs = std::mem::replace(&mut p.edges[k].costs, free);
-        if !conflicts(&p)? {
-            p.edges[k].costs = costs;
-            edges.push(k);
-        }
-    }
-    for k in 0..p.nodes.len() {
-        if p.nodes[k].fixed.is_none() && !p.nodes[k].costs.contains(&FORBIDDEN) {
-            continue;
-        }
-        let free = super::problem::Node { costs: vec![0; p.nodes[k].costs.len()], fixed: None };
-        let node = std::mem::replace(&mut p.nodes[k], free);
-        if !conflicts(&p)? {
-            p.nodes[k] = node;
-            nodes.push(k);
-        }
-    }
-    for k in 0..p.groups.len() {
-        let group = std::mem::take(&mut p.groups[k]);
-        if !conflicts(&p)? {
-            p.groups[k] = group;
-            groups.push(k);
-        }
-    }
-    Ok(Conflict { rows, edges, nodes, groups, ..out })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::reference::{enumerate, random_problem};
-    use super::*;
-
-    #[test]
-    fn agrees_with_enumeration() {
-        let (mut solved, mut infeasible) = (0, 0);
-        for seed in 0..120 {
-            let p = random_problem(seed, 5, 4);
-            match (enumerate(&p), solve(&p, &Options::default())) {
-                (Some((cost, _)), Ok(s)) => {
-                    assert_eq!(p.objective(&s.choice), Some(cost), "seed {seed}");
-                    assert_eq!(s.objective, cost, "seed {seed}");
-                    assert!(s.bound <= cost, "seed {seed}: bound {} above {cost}", s.bound);
-                    assert!(s.gap() < 1e-9, "seed {seed}: gap {}", s.gap());
-                    solved += 1;
-                }
-                (None, Err(SolveError::Infeasible(c))) => {
-                    assert!(c.irreducible);
-                    infeasible += 1;
-                }
-                (expected, got) => panic!("seed {seed}: expected {expected:?}, got {got:?}"),
-            }
-        }
-        assert!(solved > 40 && infeasible > 10, "{solved} solved, {infeasible} infeasible");
-    }
 }

@@ -19,11 +19,23 @@
 //! assert_eq!(solution.bound, solution.objective);
 //! ```
 
+mod conflict;
+pub mod contest;
+mod drive;
+mod dual;
+mod exact;
+mod graph;
 mod ilp;
 mod problem;
+mod random;
+mod reduce;
 #[cfg(test)]
 mod reference;
 mod result;
+mod rows;
+mod search;
+#[cfg(test)]
+mod tests;
 
 pub use problem::{Cost, Edge, FORBIDDEN, MalformedProblem, Matrix, Node, Problem, Total, Usage};
 pub use result::{Conflict, Options, Phase, Reductions, Solution, SolveError, Statistics};
@@ -33,5 +45,5 @@ pub use result::{Conflict, Options, Phase, Reductions, Solution, SolveError, Sta
 /// Errors: see [`SolveError`].
 pub fn solve(problem: &Problem, options: &Options) -> Result<Solution, SolveError> {
     problem.check()?;
-    ilp::solve(problem, options)
+    drive::solve(problem, options)
 }

@@ -1,6 +1,7 @@
 //! Exhaustive enumeration, the judge of every other method in tests.
 
 use super::problem::{Problem, Total};
+use super::random::Random;
 
 /// A cheapest choice and its cost, none when no choice is feasible. Only for problems with few combinations.
 pub(crate) fn enumerate(problem: &Problem) -> Option<(Total, Vec<usize>)> {
@@ -24,20 +25,6 @@ pub(crate) fn enumerate(problem: &Problem) -> Option<(Total, Vec<usize>)> {
         }
     }
     best
-}
-
-/// A generator of small numbers with a fixed sequence (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    /// The next number below `n`.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
 }
 
 /// A random problem of at most `nodes` nodes: sparse, with forbidden pairs, functional edges, repeated edges, fixed choices,

@@ -1,0 +1,138 @@
+//! Branch and bound on a graph: reduce, bound, drop what cannot be in a better choice, branch on what is left.
+
+use super::dual::{self, Model};
+use super::graph::Graph;
+use super::problem::{FORBIDDEN, Total};
+use super::random::Random;
+use super::reduce::{self, Removed};
+use super::result::{Options, Phase, Reductions, Statistics};
+use super::search;
+use std::time::Instant;
+
+/// What is known about a graph after a search.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    /// The best choice below the cut-off, if any.
+    pub(crate) found: Option<(Total, Vec<usize>)>,
+    /// No choice costs less. `Total::MAX` says that there is none at all.
+    pub(crate) bound: Total,
+}
+
+/// The state shared by all parts of one solve.
+pub(crate) struct Solver<'a> {
+    pub(crate) options: &'a Options,
+    /// Reductions in use; consistency always, since bounds rely on it.
+    pub(crate) on: Reductions,
+    pub(crate) deadline: Instant,
+    pub(crate) statistics: Statistics,
+    pub(crate) removed: Removed,
+    pub(crate) random: Random,
+    /// Branches left before giving up.
+    pub(crate) budget: u64,
+    pub(crate) gave_up: bool,
+}
+
+impl Solver<'_> {
+    /// Whether to stop now.
+    pub(crate) fn out(&mut self) -> bool {
+        if !self.gave_up {
+            self.gave_up = self.budget == 0 || self.options.interrupted() || Instant::now() >= self.deadline;
+        }
+        self.gave_up
+    }
+
+    /// Searches for the best choice that costs less than the cut-off.
+    pub(crate) fn branch(&mut self, mut g: Graph, cutoff: Option<Total>, depth: usize) -> Outcome {
+        let none = |bound| Outcome { found: None, bound };
+        if reduce::reduce(&mut g, self.on, &mut self.removed).is_err() {
+            return none(Total::MAX);
+        }
+        let (core, undo) = g.compact();
+        let mut out = self.branch_reduced(core, cutoff, depth);
+        if let Some((_, choice)) = &mut out.found {
+            *choice = undo.expand(choice);
+        }
+        out
+    }
+
+    fn branch_reduced(&mut self, mut g: Graph, mut cutoff: Option<Total>, depth: usize) -> Outcome {
+        let below = |cost: Total, cutoff: Option<Total>| cutoff.is_none_or(|c| cost < c);
+        if g.nodes.is_empty() {
+            let found = below(g.constant, cutoff).then(|| (g.constant, vec![]));
+            return Outcome { found, bound: g.constant };
+        }
+        let clock = Instant::now();
+        let (model, mut dual) = Model::new(&g);
+        let iterations = if depth == 0 { 60 } else { 12 };
+        dual::ascend(&model, &g, &mut dual, iterations, cutoff.map(|c| c as f64), &mut || false);
+        let mut best: Option<(Total, Vec<usize>)> = None;
+        for forward in [true, false] {
+            let mut choice = model.round(&g, &dual, forward);
+            search::descend(&g, &mut choice, || false);
+            if let Some(cost) = g.objective(&choice)
+                && below(cost, cutoff)
+            {
+                cutoff = Some(cost);
+                best = Some((cost, choice));
+            }
+        }
+        let certified = dual::certify(&model, &mut g, &dual, cutoff);
+        self.statistics.spend(Phase::Exact, clock.elapsed().as_secs_f64());
+        drop(model);
+        let close = |out: Outcome, best: Option<(Total, Vec<usize>)>, floor: Total| {
+            let found = out.found.or(best);
+            let bound = out.bound.max(floor);
+            let bound = found.as_ref().map_or(bound, |(c, _)| bound.min(*c));
+            Outcome { found, bound }
+        };
+        if cutoff.is_some_and(|c| certified.bound >= c) {
+            return close(Outcome { found: None, bound: certified.bound }, best, certified.bound);
+        }
+        if self.out() {
+            return close(Outcome { found: None, bound: certified.bound }, best, certified.bound);
+        }
+        let size: usize = g.nodes.iter().map(|n| n.costs.len()).sum();
+        if certified.strategies > 0 || certified.pairs as usize > size / 8 {
+            let out = self.branch(g, cutoff, depth + 1);
+            return close(out, best, certified.bound);
+        }
+        // The node with the least to lose by its second choice tells most; of those the best connected.
+        let mut pick = (f64::INFINITY, 0, 0);
+        for (node, regrets) in certified.regrets.iter().enumerate().filter(|(_, r)| r.len() > 1) {
+            let first = (0..regrets.len()).min_by_key(|&k| regrets[k]).expect("nodes have strategies");
+            let second = (0..regrets.len()).filter(|&k| k != first).map(|k| regrets[k]).min().expect("two strategies");
+            let weight = 1.0 + g.nodes[node].edges.len() as f64 + g.nodes[node].segments.len().min(4) as f64;
+            let score = (second as f64 + 1.0) / weight;
+            if score < pick.0 {
+                pick = (score, node, first);
+            }
+        }
+        let (_, node, first) = pick;
+        if pick.0.is_infinite() {
+            // Only nodes with one strategy are left, and reductions that would take them are off.
+            let choice = vec![0; g.nodes.len()];
+            let out = match g.objective(&choice) {
+                Some(cost) => Outcome { found: below(cost, cutoff).then_some((cost, choice)), bound: cost },
+                None => Outcome { found: None, bound: Total::MAX },
+            };
+            return close(out, best, certified.bound);
+        }
+        self.budget = self.budget.saturating_sub(1);
+        self.statistics.branches += 1;
+        let mut with = g.clone();
+        with.nodes[node].costs.iter_mut().enumerate().filter(|(k, _)| *k != first).for_each(|(_, c)| *c = FORBIDDEN);
+        let a = self.branch(with, cutoff, depth + 1);
+        if let Some((cost, choice)) = a.found {
+            cutoff = Some(cost);
+            best = Some((cost, choice));
+        }
+        let mut bound = a.bound;
+        if self.out() {
+            return close(Outcome { found: None, bound: certified.bound }, best, certified.bound);
+        }
+        g.nodes[node].costs[first] = FORBIDDEN;
+        let b = self.branch(g, cutoff, depth + 1);
+        bound = bound.min(b.bound);
+        close(Outcome { found: b.found, bound }, best, certified.bound)
+    }
+}

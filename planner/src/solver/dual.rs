@@ -263,14 +263,6 @@ fn order(g: &Graph) -> Vec<u32> {
     order
 }
 
-/// How an ascent went.
-pub(crate) struct Ascent {
-    /// Best bound, in floating point.
-    pub(crate) bound: f64,
-    /// Iterations done.
-    pub(crate) iterations: usize,
-}
-
 /// Raises the bound for some iterations, or until it stalls, or until `stop` says so. Leaves the best state in `dual`.
 ///
 /// `target` is the cost of a known choice: it sets the length of steps, and reaching it ends the ascent.
@@ -281,7 +273,7 @@ pub(crate) fn ascend(
     iterations: usize,
     target: Option<f64>,
     stop: &mut dyn FnMut() -> bool,
-) -> Ascent {
+) {
     let mut picks = vec![0; g.nodes.len()];
     let mut best = f64::NEG_INFINITY;
     let mut best_state = dual.clone();
@@ -289,9 +281,7 @@ pub(crate) fn ascend(
     let mut since = 0;
     let mut last_check = f64::NEG_INFINITY;
     let rows = g.limits.len();
-    let mut done = 0;
     for iteration in 0..iterations {
-        done = iteration + 1;
         model.pass(g, dual, true, &mut picks);
         let sum = model.pass(g, dual, false, &mut picks);
         let paid: f64 = dual.prices.iter().zip(&g.limits).map(|(p, &l)| p * l as f64).sum();
@@ -334,7 +324,6 @@ pub(crate) fn ascend(
         }
     }
     *dual = best_state;
-    Ascent { bound: best, iterations: done }
 }
 
 /// The outcome of [`certify`].

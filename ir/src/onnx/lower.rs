@@ -17,6 +17,7 @@ use std::sync::Arc;
 use protobuf::EnumOrUnknown;
 
 use super::rules;
+use super::simplify::simplify;
 use super::dim::DimError;
 use super::error::{Problem, operator};
 use super::import::{ImportCx, OnnxAttr};
@@ -117,7 +118,8 @@ pub(super) fn instantiate(model: &Model, bindings: &Bindings) -> Result<Graph, V
         return Err(low.problems);
     }
     let internal = |e: RewriteError| vec![Problem::Malformed { place: "the graph".to_string(), why: e.to_string() }];
-    trainable::settle(low.b.finish(), |w| small_constant(model, w)).map_err(internal)
+    let graph = trainable::settle(low.b.finish(), |w| small_constant(model, w)).map_err(internal)?;
+    simplify(&graph).map_err(internal)
 }
 
 /// The types of the inputs under bindings; reports every symbol that is missing, unknown or no size.

@@ -4,7 +4,7 @@
 //! - [`dim`]: sizes as expressions over symbols. [`tensors`]: types and elements. [`error`]: all problems at once.
 //! - [`order`]: definitions, uses, and an order in which nodes can be lowered.
 //! - [`lower`]: walks the nodes and applies the operators' import rules, whose view is [`import`]; [`rules`] finds them.
-//! - [`trainable`]: which initializers are parameters.
+//! - [`trainable`]: which initializers are parameters. [`simplify`]: undoes habits of exporters.
 //!
 //! Read next: [`model`], [`lower`].
 
@@ -17,6 +17,7 @@ pub mod order;
 #[doc(hidden)]
 pub mod proto;
 pub mod rules;
+pub mod simplify;
 pub mod tensors;
 pub mod trainable;
 

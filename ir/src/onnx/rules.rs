@@ -9,7 +9,7 @@ type Index = HashMap<(&'static str, &'static str), Vec<&'static OnnxRule>>;
 
 static INDEX: LazyLock<Index> = LazyLock::new(|| {
     let mut index: Index = HashMap::new();
-    for rule in crate::ops::TABLE.iter().flat_map(|d| d.onnx) {
+    for rule in crate::ops::onnx_rules() {
         index.entry((rule.domain, rule.op)).or_default().push(rule);
     }
     index

@@ -15,9 +15,12 @@
 //! With one micro-batch per step, one frame holds everything that is not persistent, laid out over all four lists: then
 //! the prologue, both lists and the update use frame 0, and values pass between them in it.
 //!
-//! Invariants (checked by `verify`): every read is preceded by a write; buffers that are alive together do not
-//! overlap; collectives of a list come in the same order on all ranks (they do: ranks share the list); sends and
-//! receives over all stages match and cannot deadlock.
+//! Invariants (checked by [`crate::verify`]): every read is preceded by a write of that buffer, and no write of a buffer
+//! that overlaps it comes between; collectives of a list come in the same order on all ranks (they do: ranks share the
+//! list); sends and receives over all stages match, in order, and cannot deadlock.
+//!
+//! Instructions write all of their outputs. Inputs and outputs of an instruction may share memory only where it says so.
+//! Persistent buffers that are neither states nor constants hold nothing at the start of a step.
 
 use autoshard_ir::factor::ReduceKind;
 use autoshard_ir::graph::StateKind;
@@ -160,7 +163,7 @@ pub struct StateSlot {
 /// those coordinates (first axis slowest).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Instr {
-    /// Applies an operator to local shards.
+    /// Applies an operator to local shards. An output may share memory with inputs; the device then works on a copy.
     Compute {
         /// Where it came from, for traces.
         name: String,
@@ -171,14 +174,14 @@ pub enum Instr {
         /// Results.
         outputs: Vec<BufferId>,
     },
-    /// `output += input` (same type); for the first micro-batch of a step, `output = input`.
+    /// `output += input` (same type); the first time that its list runs in a step, `output = input`.
     Accumulate {
         /// What to add.
         input: BufferId,
         /// The sum over micro-batches.
         output: BufferId,
     },
-    /// Copies a buffer to one of the same size in bytes.
+    /// Copies a buffer to one of the same size in bytes; nothing happens where both are one place.
     Copy {
         /// From.
         input: BufferId,
@@ -257,7 +260,9 @@ pub enum Instr {
         input: BufferId,
         /// To which stage.
         to: usize,
-        /// Matches the receive: unique per pair of stages and list, the micro-batch is added when running.
+        /// Matches the receive. Unique per ordered pair of stages within the prologue, within the update, and within
+        /// forward and backward together (a forward may send what a backward receives: the micro-batch is added when
+        /// running). Messages of an ordered pair of stages are received in the order in which they are sent.
         tag: u32,
     },
     /// Receives from the rank with the same coordinates in another stage.
@@ -285,25 +290,83 @@ pub enum Instr {
     },
 }
 
-impl Program {
-    /// Bytes of the arena.
-    pub fn arena_bytes(&self) -> u64 {
-        self.persistent_bytes + self.frame_bytes * self.frames as u64 + self.scratch_bytes
-    }
-    /// The buffer of that id.
-    pub fn buffer(&self, id: BufferId) -> &Buffer {
-        &self.buffers[id.0 as usize]
+/// One of a program's instruction lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum List {
+    /// [`Program::prologue`]
+    Prologue,
+    /// [`Program::forward`]
+    Forward,
+    /// [`Program::backward`]
+    Backward,
+    /// [`Program::update`]
+    Update,
+}
+
+impl List {
+    /// All lists, in the order in which a step first reaches them.
+    pub const ALL: [List; 4] = [List::Prologue, List::Forward, List::Backward, List::Update];
+
+    /// The name shown to people: `forward`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            List::Prologue => "prologue",
+            List::Forward => "forward",
+            List::Backward => "backward",
+            List::Update => "update",
+        }
     }
 }
 
-impl Job {
-    /// Ranks of one stage.
-    pub fn ranks_per_stage(&self) -> usize {
-        self.axes.iter().map(|a| a.1).product()
+impl std::fmt::Display for List {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An instruction at the moment it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Which stage.
+    pub stage: usize,
+    /// Which of its lists.
+    pub list: List,
+    /// For which micro-batch; `None` in the prologue and the update.
+    pub micro_batch: Option<usize>,
+    /// Index in the list.
+    pub index: usize,
+}
+
+impl std::fmt::Display for Place {
+    /// `stage 1, forward[12] of micro-batch 3`
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "stage {}, {}[{}]", self.stage, self.list, self.index)?;
+        if let Some(m) = self.micro_batch {
+            write!(f, " of micro-batch {m}")?;
+        }
+        Ok(())
     }
 }
 
 impl Instr {
+    /// The instruction's name, without operands.
+    pub fn mnemonic(&self) -> &'static str {
+        match self {
+            Instr::Compute { op, .. } => op.name(),
+            Instr::Accumulate { .. } => "Accumulate",
+            Instr::Copy { .. } => "Copy",
+            Instr::ZeroUnlessFirst { .. } => "ZeroUnlessFirst",
+            Instr::Slice { .. } => "Slice",
+            Instr::AllReduce { .. } => "AllReduce",
+            Instr::AllGather { .. } => "AllGather",
+            Instr::ReduceScatter { .. } => "ReduceScatter",
+            Instr::AllToAll { .. } => "AllToAll",
+            Instr::Send { .. } => "Send",
+            Instr::Recv { .. } => "Recv",
+            Instr::Feed { .. } => "Feed",
+            Instr::Fetch { .. } => "Fetch",
+        }
+    }
     /// The buffers it reads, in order. `Accumulate` also reads its output, except for the first micro-batch.
     pub fn reads(&self) -> Vec<BufferId> {
         match self {
@@ -356,5 +419,129 @@ impl Instr {
             Instr::Send { input, .. } | Instr::Fetch { input, .. } => *input = rename(*input),
             Instr::Recv { output, .. } | Instr::Feed { output, .. } => *output = rename(*output),
         }
+    }
+    /// Mesh axes it works over; empty for instructions without.
+    pub fn axes(&self) -> &[Axis] {
+        match self {
+            Instr::ZeroUnlessFirst { axes, .. }
+            | Instr::Slice { axes, .. }
+            | Instr::AllReduce { axes, .. }
+            | Instr::AllGather { axes, .. }
+            | Instr::ReduceScatter { axes, .. }
+            | Instr::AllToAll { axes, .. } => axes,
+            _ => &[],
+        }
+    }
+    /// True for collectives, sends and receives.
+    pub fn communicates(&self) -> bool {
+        self.is_collective() || matches!(self, Instr::Send { .. } | Instr::Recv { .. })
+    }
+    /// True for instructions in which all ranks of a group take part.
+    pub fn is_collective(&self) -> bool {
+        matches!(
+            self,
+            Instr::AllReduce { .. } | Instr::AllGather { .. } | Instr::ReduceScatter { .. } | Instr::AllToAll { .. }
+        )
+    }
+}
+
+impl Buffer {
+    /// Bytes it takes.
+    pub fn bytes(&self) -> u64 {
+        self.ty.bytes() as u64
+    }
+}
+
+impl Program {
+    /// Bytes of the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.persistent_bytes + self.frame_bytes * self.frames as u64 + self.scratch_bytes
+    }
+    /// The buffer of that id.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+    /// An instruction list.
+    pub fn list(&self, list: List) -> &[Instr] {
+        match list {
+            List::Prologue => &self.prologue,
+            List::Forward => &self.forward,
+            List::Backward => &self.backward,
+            List::Update => &self.update,
+        }
+    }
+    /// Bytes of a region (of one frame, for frames).
+    pub fn region_bytes(&self, region: Region) -> u64 {
+        match region {
+            Region::Persistent => self.persistent_bytes,
+            Region::Frame => self.frame_bytes,
+            Region::Scratch => self.scratch_bytes,
+        }
+    }
+    /// Byte offset in the arena of a buffer, in that frame.
+    pub fn address(&self, id: BufferId, frame: usize) -> u64 {
+        let b = self.buffer(id);
+        b.offset
+            + match b.region {
+                Region::Persistent => 0,
+                Region::Frame => self.persistent_bytes + self.frame_bytes * frame as u64,
+                Region::Scratch => self.persistent_bytes + self.frame_bytes * self.frames as u64,
+            }
+    }
+}
+
+impl Job {
+    /// Ranks of one stage.
+    pub fn ranks_per_stage(&self) -> usize {
+        self.axes.iter().map(|a| a.1).product()
+    }
+    /// The number of ranks along these axes together.
+    pub fn parts(&self, axes: &[Axis]) -> usize {
+        axes.iter().map(|a| self.axes[a.0 as usize].1).product()
+    }
+    /// Coordinates of the `r`-th rank of a stage: one per axis, the last axis fastest.
+    pub fn coordinates(&self, mut r: usize) -> Vec<usize> {
+        let mut at = vec![0; self.axes.len()];
+        for (c, (_, size)) in at.iter_mut().zip(&self.axes).rev() {
+            *c = r % size;
+            r /= size;
+        }
+        at
+    }
+    /// Which rank of its stage has these coordinates: the inverse of [`coordinates`](Self::coordinates).
+    pub fn index_of(&self, coordinates: &[usize]) -> usize {
+        self.axes.iter().zip(coordinates).fold(0, |r, ((_, size), c)| r * size + c)
+    }
+    /// The rank at these coordinates of a stage.
+    pub fn rank_of(&self, stage: usize, coordinates: &[usize]) -> Rank {
+        self.ranks[stage * self.ranks_per_stage() + self.index_of(coordinates)]
+    }
+    /// Position of these coordinates among those along `axes`, first axis slowest.
+    pub fn position(&self, axes: &[Axis], coordinates: &[usize]) -> usize {
+        axes.iter().fold(0, |p, a| p * self.axes[a.0 as usize].1 + coordinates[a.0 as usize])
+    }
+    /// The group of ranks that a collective over `axes` joins at these coordinates, in the collective's order.
+    pub fn group(&self, stage: usize, axes: &[Axis], coordinates: &[usize]) -> Vec<Rank> {
+        let mut at = coordinates.to_vec();
+        (0..self.parts(axes))
+            .map(|mut p| {
+                for a in axes.iter().rev() {
+                    let size = self.axes[a.0 as usize].1;
+                    at[a.0 as usize] = p % size;
+                    p /= size;
+                }
+                self.rank_of(stage, &at)
+            })
+            .collect()
+    }
+    /// Where a shard begins in the unsharded tensor, at these coordinates.
+    pub fn origin(&self, buffer: &Buffer, coordinates: &[usize]) -> Vec<usize> {
+        let dims = buffer.ty.dims.iter().zip(&buffer.shards);
+        dims.map(|(size, axes)| size * self.position(axes, coordinates)).collect()
+    }
+    /// Names of axes, for people: `dp+tp`.
+    pub fn axis_names(&self, axes: &[Axis]) -> String {
+        let name = |a: &Axis| self.axes.get(a.0 as usize).map_or("?", |(n, _)| n.as_str());
+        axes.iter().map(name).collect::<Vec<_>>().join("+")
     }
 }

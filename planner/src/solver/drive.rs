@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Entries of matrices up to which branch and bound is tried first, and up to which HiGHS is.
 const SMALL_ENTRIES: usize = 60_000;
-const MEDIUM_ENTRIES: usize = 1_500_000;
+const MEDIUM_ENTRIES: usize = 300_000;
 /// Branches that branch and bound may take before HiGHS is asked, and within a neighbourhood.
-const SMALL_BUDGET: u64 = 400;
+const SMALL_BUDGET: u64 = 3000;
 const NEIGHBOURHOOD_BUDGET: u64 = 20;
 
 /// Solves a checked problem.
@@ -209,13 +209,23 @@ impl Solver<'_> {
         loop {
             let clock = Instant::now();
             let (model, mut dual) = Model::new(&tight);
+            if best.is_none() {
+                let mut choice = model.round(&tight, &dual, true);
+                if search::descend(&tight, &mut choice, || false) {
+                    best = tight.objective(&choice).map(|cost| (cost, choice));
+                }
+            }
+            let entries: usize = tight.edges.iter().map(|e| e.m.len()).sum();
+            tracing::debug!(round, nodes = tight.nodes.len(), entries, rows = tight.limits.len(), best = ?best.as_ref().map(|b| b.0), bound);
             let cutoff = lower(best.as_ref().map(|b| b.0), outer);
-            let share = self.left().mul_f64(if round == 0 { 0.1 } else { 0.15 });
-            let iterations = if round == 0 { 150 } else { 400 };
+            let share = self.left().mul_f64(if round == 0 { 0.5 } else { 0.15 });
+            let iterations = 2000;
             let until = clock + share;
             let options = self.options;
             let mut stop = || Instant::now() >= until || options.interrupted();
-            dual::ascend(&model, &tight, &mut dual, iterations, cutoff.map(|c| c as f64), &mut stop);
+            let step = dual::ascend(&model, &tight, &mut dual, iterations, cutoff.map(|c| c as f64), &mut stop);
+            let ascent = clock.elapsed();
+            tight.step = step;
             self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
 
             let clock = Instant::now();
@@ -233,7 +243,7 @@ impl Solver<'_> {
                 prices = dual.prices.clone();
             }
             if let Some(best) = &mut best {
-                let seconds = self.left().mul_f64(if round == 0 { 0.1 } else { 0.05 });
+                let seconds = self.left().mul_f64(0.1).min(ascent + Duration::from_millis(50));
                 self.improve(&g, &prices, best, Instant::now() + seconds);
             }
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
@@ -314,6 +324,7 @@ impl Solver<'_> {
         let mut index = vec![usize::MAX; g.nodes.len()];
         let mut base = g.clone();
         base.prices = prices.to_vec();
+        base.step = 0.02;
         let mut size = 12.0f64;
         let mut slack = base.slack(&best.1);
         let mut idle = 0;

@@ -263,7 +263,8 @@ fn order(g: &Graph) -> Vec<u32> {
     order
 }
 
-/// Raises the bound for some iterations, or until it stalls, or until `stop` says so. Leaves the best state in `dual`.
+/// Raises the bound for some iterations, or until it stalls, or until `stop` says so. Leaves the best state in `dual`, and gives the
+/// length of steps to go on with.
 ///
 /// `target` is the cost of a known choice: it sets the length of steps, and reaching it ends the ascent.
 pub(crate) fn ascend(
@@ -273,57 +274,90 @@ pub(crate) fn ascend(
     iterations: usize,
     target: Option<f64>,
     stop: &mut dyn FnMut() -> bool,
-) {
+) -> f64 {
+    let rows = g.limits.len();
     let mut picks = vec![0; g.nodes.len()];
     let mut best = f64::NEG_INFINITY;
     let mut best_state = dual.clone();
-    let mut scale = 1.0;
-    let mut since = 0;
+    // The volume method (F. Barahona and R. Anbil, 2000): steps start from the best multipliers, along the excess of an
+    // average of recent choices.
+    let mut excess: Vec<f64> = vec![];
+    let mut scale = g.step;
+    let mut failures = 0;
     let mut last_check = f64::NEG_INFINITY;
-    let rows = g.limits.len();
+    let mut restart = false;
     for iteration in 0..iterations {
         model.pass(g, dual, true, &mut picks);
         let sum = model.pass(g, dual, false, &mut picks);
         let paid: f64 = dual.prices.iter().zip(&g.limits).map(|(p, &l)| p * l as f64).sum();
         let bound = g.constant as f64 + sum - paid;
         if bound > best {
-            if bound > best + 1e-6 * (bound.abs() * 1e-3 + 1.0) {
-                since = 0;
-            }
             best = bound;
             best_state.clone_from(dual);
+            failures = 0;
+            scale = f64::min(scale * 1.1, 2.0);
         } else {
-            since += 1;
+            failures += 1;
+            let far = target.is_some_and(|t| best - bound > t - best);
+            if failures >= if far { 2 } else { 8 } {
+                scale *= if far { 0.5 } else { 0.66 };
+                failures = 0;
+                // Messages follow prices, and do not always find back from bad ones.
+                restart = true;
+            }
         }
         if target.is_some_and(|t| best > t - 0.5) || stop() {
             break;
         }
-        // Without rows the bound only rises: stop where it hardly does.
-        if iteration % 10 == 9 {
+        // Stop where it hardly rises.
+        let patience = if rows == 0 { 10 } else { 40 };
+        if iteration % patience == patience - 1 {
             let reach = target.map_or(best.abs(), |t| (t - best).abs());
-            if best - last_check <= 1e-3 * reach + 1e-9 * best.abs() && (rows == 0 || scale < 1e-2) {
+            if best - last_check <= 3e-3 * reach + 1e-10 * best.abs() {
                 break;
             }
             last_check = best;
         }
         if rows > 0 {
             let slack = g.slack(&picks);
-            let moving: Vec<usize> = (0..rows).filter(|&r| dual.prices[r] > 0.0 || slack[r] < 0).collect();
-            let norm: f64 = moving.iter().map(|&r| (slack[r] as f64).powi(2)).sum();
-            if since >= 5 {
-                scale *= 0.6;
-                since = 0;
+            if excess.is_empty() {
+                excess = slack.iter().map(|&s| -(s as f64)).collect();
+            } else {
+                excess.iter_mut().zip(&slack).for_each(|(x, &s)| *x = 0.9 * *x - 0.1 * s as f64);
             }
+            if std::mem::take(&mut restart) {
+                dual.clone_from(&best_state);
+            }
+            let prices = &best_state.prices;
+            // Neighbouring rows are used nearly alike: of a run of exceeded rows only the worst may get a price.
+            let mut moving: Vec<usize> = vec![];
+            let mut run: Option<usize> = None;
+            for r in 0..rows {
+                if excess[r] > 0.0 {
+                    run = Some(run.filter(|&w| excess[w] >= excess[r]).unwrap_or(r));
+                } else {
+                    moving.extend(run.take());
+                }
+                if prices[r] > 0.0 {
+                    moving.push(r);
+                }
+            }
+            moving.extend(run);
+            moving.sort_unstable();
+            moving.dedup();
+            let norm: f64 = moving.iter().map(|&r| excess[r] * excess[r]).sum();
             if norm > 0.0 {
-                let reach = target.map_or(0.02 * bound.abs().max(1.0), |t| (t - bound).max(1e-6 * t.abs()).max(1.0));
+                let reach = target.map_or(0.02 * bound.abs().max(1.0), |t| (t - best).max(1e-6 * t.abs()).max(1.0));
                 let step = scale * reach / norm;
+                dual.prices.clone_from(prices);
                 for r in moving {
-                    dual.prices[r] = (dual.prices[r] - step * slack[r] as f64).max(0.0);
+                    dual.prices[r] = (dual.prices[r] + step * excess[r]).max(0.0);
                 }
             }
         }
     }
     *dual = best_state;
+    (2.0 * scale).clamp(1e-4, 1.0)
 }
 
 /// The outcome of [`certify`].
@@ -377,6 +411,12 @@ pub(crate) fn certify(model: &Model, g: &mut Graph, dual: &Dual, cutoff: Option<
         }
         potentials[e.u].iter_mut().zip(&messages[e.mu..]).for_each(|(p, m)| *p += m);
         potentials[e.v].iter_mut().zip(&messages[e.mv..]).for_each(|(p, m)| *p += m);
+    }
+    // From here on nothing is negative: what a strategy or pair costs more than the bound is a bound on what it costs at least.
+    for p in &mut potentials {
+        let least = *p.iter().min().expect("nodes have strategies");
+        bound += Total::from(least);
+        p.iter_mut().for_each(|x| *x -= least);
     }
     let mut drop: Vec<Vec<bool>> = g.nodes.iter().map(|n| vec![false; n.costs.len()]).collect();
     let beyond = |bound: Total, extra: Cost| cutoff.is_some_and(|c| bound + Total::from(extra) >= c);

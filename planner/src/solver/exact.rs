@@ -63,8 +63,8 @@ impl Solver<'_> {
         }
         let clock = Instant::now();
         let (model, mut dual) = Model::new(&g);
-        let iterations = if depth == 0 { 60 } else { 12 };
-        dual::ascend(&model, &g, &mut dual, iterations, cutoff.map(|c| c as f64), &mut || false);
+        let iterations = if depth == 0 { 100 } else { 15 };
+        g.step = dual::ascend(&model, &g, &mut dual, iterations, cutoff.map(|c| c as f64), &mut || false);
         let mut best: Option<(Total, Vec<usize>)> = None;
         for forward in [true, false] {
             let mut choice = model.round(&g, &dual, forward);

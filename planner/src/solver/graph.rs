@@ -110,6 +110,8 @@ pub(crate) struct Graph {
     pub(crate) limits: Vec<i64>,
     /// Multipliers of the rows, cost per unit of usage: where a search for bounds starts.
     pub(crate) prices: Vec<f64>,
+    /// Relative length of the first steps of the multipliers: 1 where nothing is known of them, less where they are nearly right.
+    pub(crate) step: f64,
     /// Changes of limits not yet applied, as steps: what is to be added from this row on.
     pub(crate) pending: Vec<i64>,
     /// The edge of a pair of nodes, smaller first. Looked up only.
@@ -142,6 +144,7 @@ impl Graph {
             edges: Vec::with_capacity(problem.edges.len()),
             limits: problem.limits.clone(),
             prices: vec![0.0; problem.limits.len()],
+            step: 1.0,
             pending: vec![0; problem.limits.len() + 1],
             pairs: HashMap::new(),
             steps: vec![],
@@ -365,6 +368,7 @@ impl Graph {
             edges: vec![],
             limits: self.limits,
             prices: self.prices,
+            step: self.step,
             pending: self.pending,
             pairs: HashMap::new(),
             steps: vec![],

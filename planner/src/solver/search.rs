@@ -95,6 +95,7 @@ pub(crate) fn neighbourhood(g: &Graph, choice: &[usize], slack: &[i64], nodes: &
         pending: vec![0; limits.len() + 1],
         limits,
         prices: g.prices.clone(),
+        step: g.step,
         pairs: Default::default(),
         steps: vec![],
     };

@@ -30,6 +30,12 @@ fn optimum_equals_enumeration() {
 }
 
 #[test]
+fn optimum_of_larger_problems_equals_enumeration() {
+    let feasible = (2000..2060).filter(|&seed| agrees(seed, 9, 4, 0x7f)).count();
+    assert!(feasible > 20, "{feasible} of 60 are feasible");
+}
+
+#[test]
 fn optimum_is_equal_with_every_subset_of_reductions() {
     for bits in 0..0x80 {
         for seed in 0..4 {

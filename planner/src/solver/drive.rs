@@ -9,7 +9,7 @@ use super::ilp;
 use super::problem::{Matrix, Problem, Total, Usage};
 use super::random::Random;
 use super::reduce;
-use super::result::{Options, Phase, Reductions, Solution, SolveError, Statistics};
+use super::result::{Method, Options, Phase, Reductions, Solution, SolveError, Statistics};
 use super::search;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -184,6 +184,15 @@ impl Solver<'_> {
 
     /// Solves one component.
     fn part(&mut self, g: Graph, cutoff: Option<Total>) -> Result<Outcome, SolveError> {
+        if self.options.method == Method::Ilp {
+            if g.nodes.is_empty() {
+                return Ok(Outcome { found: Some((g.constant, vec![])), bound: g.constant });
+            }
+            let clock = Instant::now();
+            let (found, bound) = self.by_ilp(&g, cutoff)?;
+            self.statistics.spend(Phase::Ilp, clock.elapsed().as_secs_f64());
+            return Ok(Outcome { found, bound });
+        }
         let entries: usize = g.edges.iter().map(|e| e.m.len()).sum();
         let mut first = Outcome { found: None, bound: Total::MIN };
         if entries <= SMALL_ENTRIES {
@@ -288,7 +297,7 @@ impl Solver<'_> {
                 return Ok(Outcome { found: best, bound });
             }
         }
-        if entries <= MEDIUM_ENTRIES && !self.left().is_zero() {
+        if self.options.method == Method::Auto && entries <= MEDIUM_ENTRIES && !self.left().is_zero() {
             let clock = Instant::now();
             let (out, low) = self.by_ilp(&tight, cutoff)?;
             self.statistics.spend(Phase::Ilp, clock.elapsed().as_secs_f64());

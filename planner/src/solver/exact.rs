@@ -32,6 +32,11 @@ pub(crate) struct Solver<'a> {
     pub(crate) gave_up: bool,
 }
 
+/// The cost below which a choice is worth looking for, given one of this cost and the gap that is asked for.
+pub(crate) fn below_by(cost: Total, gap: f64) -> Total {
+    cost - (gap.clamp(0.0, 1.0) * cost.max(0) as f64) as Total
+}
+
 impl Solver<'_> {
     /// Whether to stop now.
     pub(crate) fn out(&mut self) -> bool {
@@ -72,17 +77,19 @@ impl Solver<'_> {
             if let Some(cost) = g.objective(&choice)
                 && below(cost, cutoff)
             {
-                cutoff = Some(cost);
+                cutoff = Some(below_by(cost, self.options.relative_gap));
                 best = Some((cost, choice));
             }
         }
         let certified = dual::certify(&model, &mut g, &dual, cutoff);
         self.statistics.spend(Phase::Exact, clock.elapsed().as_secs_f64());
         drop(model);
+        let gap = self.options.relative_gap;
         let close = |out: Outcome, best: Option<(Total, Vec<usize>)>, floor: Total| {
             let found = out.found.or(best);
-            let bound = out.bound.max(floor);
-            let bound = found.as_ref().map_or(bound, |(c, _)| bound.min(*c));
+            // Only choices below this were looked for, so a bound beyond it is proven up to it.
+            let bound = found.as_ref().map_or(out.bound, |(c, _)| out.bound.min(below_by(*c, gap)));
+            let bound = found.as_ref().map_or(bound.max(floor), |(c, _)| bound.max(floor).min(*c));
             Outcome { found, bound }
         };
         if cutoff.is_some_and(|c| certified.bound >= c) {
@@ -123,7 +130,7 @@ impl Solver<'_> {
         with.nodes[node].costs.iter_mut().enumerate().filter(|(k, _)| *k != first).for_each(|(_, c)| *c = FORBIDDEN);
         let a = self.branch(with, cutoff, depth + 1);
         if let Some((cost, choice)) = a.found {
-            cutoff = Some(cost);
+            cutoff = Some(below_by(cost, gap));
             best = Some((cost, choice));
         }
         let mut bound = a.bound;

@@ -38,7 +38,7 @@ mod search;
 mod tests;
 
 pub use problem::{Cost, Edge, FORBIDDEN, MalformedProblem, Matrix, Node, Problem, Total, Usage};
-pub use result::{Conflict, Options, Phase, Reductions, Solution, SolveError, Statistics};
+pub use result::{Conflict, Method, Options, Phase, Reductions, Solution, SolveError, Statistics};
 
 /// Finds a choice of least cost, with a proven lower bound on the cost of any choice.
 ///

@@ -44,6 +44,18 @@ impl Reductions {
     }
 }
 
+/// What may be used after the reductions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// Branch and bound with dual bounds where small, then HiGHS, neighbourhood search where too large for both.
+    #[default]
+    Auto,
+    /// Everything but HiGHS.
+    WithoutIlp,
+    /// HiGHS alone. Its bound is lowered by its tolerances, so it can stay below an optimum.
+    Ilp,
+}
+
 /// How to solve.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -61,6 +73,8 @@ pub struct Options {
     pub interrupt: Option<Arc<AtomicBool>>,
     /// Exact reductions to apply.
     pub reductions: Reductions,
+    /// What to use after them.
+    pub method: Method,
 }
 
 impl Default for Options {
@@ -73,6 +87,7 @@ impl Default for Options {
             threads: 1,
             interrupt: None,
             reductions: Reductions::ALL,
+            method: Method::Auto,
         }
     }
 }

@@ -45,6 +45,41 @@ fn optimum_is_equal_with_every_subset_of_reductions() {
 }
 
 #[test]
+fn integer_program_agrees_with_enumeration() {
+    for seed in 0..150 {
+        let p = random_problem(seed, 5, 4);
+        let reductions = if seed % 2 == 0 { Reductions::NONE } else { Reductions::ALL };
+        let options = Options { method: Method::Ilp, reductions, ..Options::default() };
+        match (enumerate(&p), solve(&p, &options)) {
+            (Some((cost, _)), Ok(s)) => {
+                assert_eq!((p.objective(&s.choice), s.objective), (Some(cost), cost), "seed {seed}");
+                assert!(s.bound <= cost && s.gap() < 1e-8, "seed {seed}: bound {} of {cost}", s.bound);
+            }
+            (None, Err(SolveError::Infeasible(_))) => {}
+            (expected, got) => panic!("seed {seed}: expected {expected:?}, got {got:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_gap_is_kept() {
+    let mut early = 0;
+    for seed in 0..200 {
+        let p = random_problem(seed, 8, 4);
+        let Some((cost, _)) = enumerate(&p) else { continue };
+        let s = solve(&p, &Options { relative_gap: 0.2, ..Options::default() }).unwrap();
+        assert!(
+            s.bound <= cost && cost <= s.objective && s.gap() <= 0.2,
+            "seed {seed}: {} <= {cost} <= {}",
+            s.bound,
+            s.objective
+        );
+        early += usize::from(!s.optimal());
+    }
+    assert!(early > 0);
+}
+
+#[test]
 fn cut_off_hides_what_costs_as_much() {
     for seed in 0..60 {
         let p = random_problem(seed, 6, 4);

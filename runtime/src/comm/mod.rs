@@ -24,8 +24,11 @@ pub struct CommKind {
     /// One line for the help text.
     pub doc: &'static str,
     /// Connects all ranks, and returns the communicators of those that live in this process.
-    pub connect: fn(World) -> Result<Vec<Box<dyn Communicator>>, CommError>,
+    pub connect: fn(World) -> Connected,
 }
+
+/// Communicators of the ranks that live in this process, by rank.
+pub type Connected = Result<Vec<Box<dyn Communicator>>, CommError>;
 
 /// Every kind of communicator; the first is the default.
 pub static TABLE: &[CommKind] = &[threads::KIND];

@@ -129,7 +129,7 @@ pub fn supports(dtype: DType, kind: ReduceKind) -> bool {
     kind != ReduceKind::LogSumExp || dtype.is_float()
 }
 
-/// Combines `bytes` bytes of each input, in order, into `output`. Inputs must be many as 1 or more.
+/// Combines `bytes` bytes of each input, in order, into `output`. There must be at least one input.
 ///
 /// # Safety
 /// All addresses are valid for `bytes` bytes, aligned to the element type, and free of data races. `output` is equal to

@@ -459,7 +459,7 @@ impl Communicator for Threads {
         output: Mem,
     ) -> Result<(), CommError> {
         let n = self.groups[group.0].0.members.len();
-        if gather == split || ty.dims[split] % n != 0 {
+        if gather == split || !ty.dims[split].is_multiple_of(n) {
             return Err(CommError::Mismatch(format!("{ty} cannot be cut {n} ways along dim {split}")));
         }
         fits("the input", input, ty.bytes())?;

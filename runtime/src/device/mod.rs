@@ -18,7 +18,7 @@ pub struct DeviceKind {
     pub doc: &'static str,
     /// Makes the device of one rank, with its arena. `local` counts the ranks of this host.
     pub open: fn(local: usize, layout: Layout) -> Result<Box<dyn Device>, DeviceError>,
-    /// Bytes free for arenas on the host or device, where that can be known. `ranks`: how many will share it.
+    /// Bytes free for the arenas of all ranks of this host, where that can be known.
     pub available: fn() -> Option<u64>,
 }
 

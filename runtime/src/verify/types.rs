@@ -90,14 +90,14 @@ pub(super) fn buffers(job: &Job, stage: usize, report: &mut Report) {
     let program = &job.stages[stage];
     for region in [Region::Persistent, Region::Frame, Region::Scratch] {
         let bytes = program.region_bytes(region);
-        if bytes % ALIGN as u64 != 0 {
+        if !bytes.is_multiple_of(ALIGN as u64) {
             let reason = format!("{region:?} region of {bytes} bytes is not a multiple of {ALIGN}");
             report.add(Rule::Placement, Some(stage), None, reason);
         }
     }
     for b in &program.buffers {
         let limit = program.region_bytes(b.region);
-        if b.offset % ALIGN as u64 != 0 {
+        if !b.offset.is_multiple_of(ALIGN as u64) {
             let reason = format!("buffer `{}` is at offset {}, not a multiple of {ALIGN}", b.name, b.offset);
             report.add(Rule::Placement, Some(stage), None, reason);
         }
@@ -188,7 +188,7 @@ fn reshard(job: &Job, b: &Buffer, from: Option<usize>, to: Option<usize>, axes: 
         return Err(format!("{} is not whole on {}", show(job, b), job.axis_names(&[*a])));
     }
     if let Some(d) = to {
-        if out.ty.dims[d] % n != 0 {
+        if !out.ty.dims[d].is_multiple_of(n) {
             return Err(format!("dim {d} of {} cannot be cut {n} ways", show(job, b)));
         }
         out.ty.dims[d] /= n;

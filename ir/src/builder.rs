@@ -134,6 +134,9 @@ impl Builder {
     pub fn emit(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
         let outs = op.infer(&types)?;
+        if let Some(huge) = outs.iter().find(|t| !t.is_sane()) {
+            return Err(OpError(format!("the result would be {huge}: more than 2^48 elements")));
+        }
         if let [out] = &outs[..]
             && let Some(i) = (op.def.identity)(&op, &types, out)
         {

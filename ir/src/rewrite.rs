@@ -65,9 +65,9 @@ pub fn rebuild(
     }
     let live = live(graph);
     let mut nodes: Vec<Option<NodeId>> = vec![None; graph.nodes.len()];
-    let value = |b: &mut Builder, map: &[Option<ValueId>], v: ValueId| match (&graph.value(v).def, map[v.index()]) {
-        (Def::Const(t), _) => b.constant((**t).clone()),
+    let value = |b: &mut Builder, map: &mut [Option<ValueId>], v: ValueId| match (&graph.value(v).def, map[v.index()]) {
         (_, Some(new)) => new,
+        (Def::Const(t), None) => *map[v.index()].insert(b.constant((**t).clone())),
         (_, None) => unreachable!("operands come before the node, as the verifier holds"),
     };
     for id in graph.node_ids().filter(|id| live[id.index()]) {
@@ -76,7 +76,7 @@ pub fn rebuild(
         b.name.clone_from(&n.name);
         b.scope.clone_from(&n.scope);
         b.of = n.of.and_then(|f| nodes[f.index()]);
-        let ins: Vec<ValueId> = n.inputs.iter().map(|&v| value(&mut b, &map, v)).collect();
+        let ins: Vec<ValueId> = n.inputs.iter().map(|&v| value(&mut b, &mut map, v)).collect();
         let fail = |reason| RewriteError { node: id, name: n.name.clone(), reason };
         let outs = emit(&mut b, n, &ins).map_err(fail)?;
         nodes[id.index()] = outs.first().and_then(|&v| b.graph().producer(v));

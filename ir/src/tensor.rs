@@ -11,6 +11,10 @@ use crate::dtype::DType;
 /// Alignment in bytes of every tensor's data.
 pub const ALIGN: usize = 64;
 
+/// No tensor may have more elements: sizes beyond it are a slip or an attack, and products of sizes stay far from
+/// overflow.
+pub const MAX_ELEMENTS: usize = 1 << 48;
+
 /// The number of elements of a shape.
 pub fn numel(dims: &[usize]) -> usize {
     dims.iter().product()
@@ -37,6 +41,10 @@ impl Type {
     /// The number of elements.
     pub fn numel(&self) -> usize {
         numel(&self.dims)
+    }
+    /// Whether it has at most [`MAX_ELEMENTS`] elements, sizes of 0 taken as 1.
+    pub fn is_sane(&self) -> bool {
+        self.dims.iter().fold(1usize, |n, &d| n.saturating_mul(d.max(1))) <= MAX_ELEMENTS
     }
     /// The size in bytes.
     pub fn bytes(&self) -> usize {

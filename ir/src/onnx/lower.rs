@@ -24,7 +24,7 @@ use super::import::{ImportCx, OnnxAttr};
 use super::model::{Bindings, Model, domain, function_opsets, opset, refers};
 use super::order::{node_name, order};
 use super::proto::onnx::attribute_proto::AttributeType;
-use super::proto::onnx::{AttributeProto, GraphProto, NodeProto};
+use super::proto::onnx::{AttributeProto, FunctionProto, GraphProto, NodeProto};
 use super::tensors::{self, Source};
 use super::trainable;
 use crate::builder::{Builder, FOLD_LIMIT};
@@ -61,6 +61,8 @@ struct Frame<'a> {
     /// For functions: what precedes names.
     prefix: String,
     depth: usize,
+    /// The functions being unfolded.
+    calls: Vec<&'a FunctionProto>,
 }
 
 struct Lowering<'m> {
@@ -98,6 +100,7 @@ pub(super) fn instantiate(model: &Model, bindings: &Bindings) -> Result<Graph, V
         attrs: BTreeMap::new(),
         prefix: String::new(),
         depth: 0,
+        calls: Vec::new(),
     };
     for (port, ty) in model.signature().inputs.iter().zip(inputs) {
         let value = low.b.input(&port.name, ty, model.batch_dim(port));
@@ -145,10 +148,10 @@ fn bind(model: &Model, bindings: &Bindings, problems: &mut Vec<Problem>) -> Vec<
                 }
             }
         }
-        match (port.dtype, tensors::sizes(&dims)) {
-            (Some(dtype), Ok(dims)) => types.push(Type::new(dtype, dims)),
-            (_, Err(why)) => problems.push(Problem::Dim { place: format!("input `{}`", port.name), why }),
-            (None, _) => {} // refused when the file was opened
+        // An input without a supported element type was refused when the file was opened.
+        match tensors::typed_dims(port.dtype.unwrap_or(DType::F32), &dims) {
+            Ok(ty) => types.push(ty),
+            Err(why) => problems.push(Problem::Dim { place: format!("input `{}`", port.name), why }),
         }
     }
     types
@@ -403,6 +406,7 @@ impl<'m> Lowering<'m> {
             attrs: frame.attrs.clone(),
             prefix: format!("{name}/"),
             depth: frame.depth + 1,
+            calls: frame.calls.clone(),
         };
         self.list(&graph.node, &order, &mut inner);
         self.results(graph.output.iter().map(|o| o.name()), &inner, name, op)
@@ -432,6 +436,10 @@ impl<'m> Lowering<'m> {
     ) -> Option<Vec<Slot>> {
         let model = self.model;
         let (function, order) = model.function(node)?;
+        if frame.calls.iter().any(|f| std::ptr::eq(*f, function)) {
+            self.problem(name, op, "the function calls itself");
+            return None;
+        }
         if frame.depth >= MAX_DEPTH {
             self.problem(name, op, format!("more than {MAX_DEPTH} branches or calls within each other"));
             return None;
@@ -457,6 +465,7 @@ impl<'m> Lowering<'m> {
             attrs,
             prefix: format!("{name}/"),
             depth: frame.depth + 1,
+            calls: frame.calls.iter().copied().chain([function]).collect(),
         };
         // Operands that the call leaves out are left out where the body uses them.
         let left_out: BTreeSet<&str> = function.input.iter().map(String::as_str).collect();

@@ -10,9 +10,6 @@ use crate::dtype::DType;
 use crate::tensor::{Tensor, Type};
 use crate::weights::{WeightRef, WeightStorage};
 
-/// No tensor may have more elements: sizes beyond it are a slip or an attack, and products of sizes stay far from overflow.
-pub const MAX_ELEMENTS: u64 = 1 << 40;
-
 /// The element type of an ONNX number.
 ///
 /// # Errors
@@ -40,22 +37,14 @@ pub fn dtype(code: i32) -> Result<DType, String> {
     })
 }
 
-/// Checks sizes: none negative, and the number of elements at most [`MAX_ELEMENTS`] even where a size is 0.
+/// A type of sizes that a file gives: none negative, and not more elements than [`MAX_ELEMENTS`](crate::tensor::MAX_ELEMENTS).
 ///
 /// # Errors
 /// What is wrong with them.
-pub fn sizes(dims: &[i64]) -> Result<Vec<usize>, String> {
-    let mut elements = 1u64;
-    let mut sizes = Vec::with_capacity(dims.len());
-    for &d in dims {
-        let Ok(size) = usize::try_from(d) else { return Err(format!("sizes {dims:?}: {d} is negative")) };
-        elements = elements.saturating_mul(size.max(1) as u64);
-        sizes.push(size);
-    }
-    if elements > MAX_ELEMENTS {
-        return Err(format!("sizes {dims:?}: more than 2^40 elements"));
-    }
-    Ok(sizes)
+pub fn typed_dims(dtype: DType, dims: &[i64]) -> Result<Type, String> {
+    let size = |&d: &i64| usize::try_from(d).map_err(|_| format!("sizes {dims:?}: {d} is negative"));
+    let ty = Type::new(dtype, dims.iter().map(size).collect::<Result<Vec<_>, _>>()?);
+    if ty.is_sane() { Ok(ty) } else { Err(format!("sizes {dims:?}: more than 2^48 elements")) }
 }
 
 /// The file that tensors are stored in.
@@ -71,7 +60,7 @@ pub struct Source<'a> {
 /// # Errors
 /// Types that are not supported, sizes and lengths that do not fit, external files outside the model's folder.
 pub fn reference(t: &TensorProto, source: &Source<'_>) -> Result<WeightRef, String> {
-    let ty = Type::new(dtype(t.data_type())?, sizes(&t.dims)?);
+    let ty = typed_dims(dtype(t.data_type())?, &t.dims)?;
     if t.segment.is_some() {
         return Err("is stored in segments, which is not supported".to_string());
     }

@@ -166,15 +166,16 @@ fn import_split(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
         Some(parts) => parts,
         None => {
             let count = usize::try_from(cx.attr_int("num_outputs", cx.outputs.len() as i64)).unwrap_or(0);
-            if count == 0 {
-                return Err(OpError("splits into no part".into()));
+            if count == 0 || count > cx.outputs.len() {
+                return Err(OpError(format!("splits into {count} parts, but has {} results", cx.outputs.len())));
             }
             // The last part is smaller where the size does not divide.
             let each = size.div_ceil(count);
             (0..count).map(|i| size.saturating_sub(i * each).min(each) as i64).collect()
         }
     };
-    if parts.iter().any(|&p| p < 0) || parts.iter().sum::<i64>() != size as i64 {
+    let whole = parts.iter().try_fold(0i64, |sum, &p| sum.checked_add(p));
+    if parts.iter().any(|&p| p < 0) || whole != Some(size as i64) {
         return Err(OpError(format!("parts {parts:?} do not add up to the {size} of dim {d}")));
     }
     let mut start = 0;

@@ -1,8 +1,8 @@
 //! Keeps leading dims apart that exporters merge.
 //!
 //! A value may be carried in *fine form*: a value of more dims, of which the first `k` are one dim of the value proper (row-major, so
-//! that a reshape leads from one to the other). A reshape that only merges leading dims needs no node: its result has
-//! its operand as fine form. Operators that treat the leading dim as rows are applied to the fine form, and a reshape back
+//! that a reshape leads from one to the other). A reshape that merges leading dims leaves them apart; where it does nothing else it
+//! needs no node. Operators that treat the leading dim as rows are applied to the fine form, and a reshape back
 //! to the fine sizes cancels. Any other operator gets the value proper.
 //!
 //! Which operators: see [`Lift::node`]. Dims of size 1 are no reason to lift: a merge must join two dims larger than 1, or
@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 
 use crate::builder::Builder;
+use crate::convert::to_f64;
 use crate::factor::FactorRule;
 use crate::graph::{Def, Graph, Node, ValueId};
 use crate::op::{Attr, AttrKind, Op, OpError};
@@ -52,6 +53,7 @@ impl Lift<'_> {
     fn node(&mut self) -> Result<(Vec<ValueId>, usize), OpError> {
         let lifted = match self.n.op.name() {
             "Reshape" => Some(self.reshape()?),
+            "Gather" if self.gathers_all_rows() => Some(self.reshape()?),
             _ if self.ks.iter().all(|&k| k == 1) => None,
             _ if (0..self.ins.len()).any(|i| numel(self.dims(i)) == 0) => None,
             "Einsum" => self.einsum()?,
@@ -110,22 +112,21 @@ impl Lift<'_> {
     }
 
     fn reshape(&mut self) -> Result<(Vec<ValueId>, usize), OpError> {
+        let to = self.graph.ty(self.n.outputs[0]).dims.clone();
         let (x, k) = (self.ins[0], self.ks[0]);
         let from = self.b.dims(x);
-        let to = self.graph.ty(self.n.outputs[0]).dims.clone();
         if to == from {
             return Ok((vec![x], 1));
         }
         if numel(&from) > 0
             && let Some((&first, rest)) = to.split_first()
         {
-            let merges = from.len().checked_sub(rest.len()).filter(|&m| m >= 2 && from[m..] == *rest);
-            if let Some(m) = merges.filter(|&m| numel(&from[..m]) == first && self.worth_lifting(x, &from[..m])) {
-                return Ok((vec![x], m));
-            }
-            if k > 1 && first == self.dims(0)[0] {
-                let dims = [&from[..k], rest].concat();
-                return Ok((vec![self.b.reshape(x, &dims)?], k));
+            // The leading dims whose product is the result's leading dim stay apart; the others become what the result has.
+            let merges = (2..=from.len()).find(|&m| numel(&from[..m]) == first);
+            let m = merges.filter(|&m| m == k || self.worth_lifting(x, &from[..m]));
+            if let Some(m) = m {
+                let dims = [&from[..m], rest].concat();
+                return Ok((vec![self.b.reshape(x, &dims)?], m));
             }
         }
         Ok((vec![self.b.reshape(x, &to)?], 1))
@@ -160,11 +161,18 @@ impl Lift<'_> {
             None => self.proper(j)?,
         };
         let used = |l: &u8| terms.iter().flatten().chain(&e.z).any(|u| u == l);
-        let mut fresh: Vec<u8> = (b'a'..=b'z').chain(b'A'..=b'Z').filter(|l| !used(l)).take(group.len() - 1).collect();
+        let letters = b"bhs".iter().copied().chain(b'a'..=b'z').chain(b'A'..=b'Z');
+        let mut fresh: Vec<u8> = Vec::new();
+        for l in letters.filter(|l| !used(l)) {
+            if fresh.len() + 1 < group.len() && !fresh.contains(&l) {
+                fresh.push(l);
+            }
+        }
         if fresh.len() + 1 < group.len() {
             return Ok(None);
         }
-        fresh.insert(0, letter);
+        // Named as people would: rows are `[b, s]`, a merged batch is `[b, h]`.
+        fresh.insert(if letter == b'b' { 0 } else { fresh.len() }, letter);
         let mut z = e.z.clone();
         for (at, term) in [(Some(0), i), (shared, j)] {
             if at.is_some() {
@@ -245,6 +253,14 @@ impl Lift<'_> {
         let op = self.n.op.clone().ints("low", fine(low)).ints("high", fine(high));
         let ins = [self.ins[0]];
         self.emit(op, &ins, k)
+    }
+
+    /// Whether every row is looked up once, in order: the form in which exporters flatten a mask.
+    fn gathers_all_rows(&self) -> bool {
+        let Some(indices) = self.graph.constant(self.n.inputs[1]) else { return false };
+        let rows = self.dims(0).first().copied().unwrap_or(0);
+        let in_order = || to_f64(indices.dtype(), indices.bytes()).into_iter().eq((0..rows).map(|i| i as f64));
+        self.n.op.get_int("axis") == 0 && rows > 0 && indices.ty().numel() == rows && in_order()
     }
 
     fn gather(&mut self) -> Result<Lifted, OpError> {

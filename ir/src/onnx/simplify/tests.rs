@@ -144,6 +144,32 @@ fn heads_merged_with_the_batch_stay_apart() {
 }
 
 #[test]
+fn heads_merged_along_with_rows_are_lifted() {
+    let g = simplified([2, 3, 8], |b, x, _| {
+        let heads = b.reshape(x, &[2, 3, 2, 4])?;
+        let turned = b.transpose(heads, &[0, 1, 3, 2])?;
+        let rows = b.reshape(turned, &[6, 8])?;
+        let w = parameter(b, "w", &[8, 5]);
+        let y = b.einsum("sk,kn->sn", rows, w)?;
+        Ok(vec![b.reshape(y, &[2, 3, 5])?])
+    });
+    let all = ops(&g);
+    assert!(all.iter().any(|o| o == "Einsum{eq=\"bsk,kn->bsn\"}"), "{all:?}");
+    assert_eq!(all.iter().filter(|o| o.starts_with("Reshape")).count(), 2, "{all:?}");
+}
+
+#[test]
+fn a_gather_of_all_rows_in_order_is_a_reshape() {
+    let g = simplified([2, 3, 8], |b, x, _| {
+        let rows = b.reshape(x, &[6, 8])?;
+        let all = b.constant(Tensor::i64([2, 1, 3], &[0, 1, 2, 3, 4, 5]));
+        let most = b.constant(Tensor::i64([2, 1, 3], &[0, 1, 2, 3, 5, 4]));
+        Ok(vec![b.gather(rows, all, 0)?, b.gather(rows, most, 0)?])
+    });
+    assert_eq!(ops(&g).iter().filter(|o| o.starts_with("Gather")).count(), 1);
+}
+
+#[test]
 fn what_mixes_rows_gets_the_value_proper() {
     simplified([2, 3, 8], |b, x, i| {
         let rows = b.reshape(x, &[6, 8])?;

@@ -23,7 +23,7 @@ use autoshard_ir::graph::{Def, Graph, NodeId, Section, ValueId};
 use crate::assignment::{Assignment, Schedule};
 use crate::mesh::Mesh;
 use crate::reshard::local_bytes;
-use crate::solver::Problem;
+use crate::solver::{FORBIDDEN, Matrix, Problem};
 use crate::space::{ACCUMULATE, Space};
 use crate::spec::Spec;
 use crate::stages::Stages;
@@ -71,6 +71,8 @@ pub struct Formulation {
     pub problem: Problem,
     node_classes: usize,
     state_classes: usize,
+    /// Per variable and choice, bytes of operands and results, of the version: what lives for a moment.
+    passing: Vec<Vec<u64>>,
 }
 
 /// What is formulated.
@@ -133,6 +135,8 @@ impl Formulation {
         }
         draft.costs.extend(space.storage.iter().map(|specs| vec![0.0; specs.len()]));
         draft.costs.extend(space.inputs.iter().map(|specs| vec![0.0; specs.len()]));
+        let mut passing = passing(graph, blocks, space, mesh);
+        passing.extend(draft.costs[nc..].iter().map(|costs| vec![0; costs.len()]));
 
         let variable = |s: Source| match s {
             Source::Node(c, _) => c as usize,
@@ -173,6 +177,7 @@ impl Formulation {
             shared.dedup();
             let version = draft.costs.len();
             draft.costs.push(vec![0.0; shared.len()]);
+            passing.push(shared.iter().map(|s| local_bytes(s, ty, mesh)).collect());
             let table = Table::new(times, &from, &shared, ty, weight);
             draft.pair(u, version, |i, j| table.get(i, j));
             for reader in readers {
@@ -206,7 +211,7 @@ impl Formulation {
             let cols = problem.nodes()[v].costs.len();
             problem.add_edge(u, v, |i, j| costs[i * cols + j]);
         }
-        let mut formulation = Formulation { problem, node_classes: nc, state_classes: sc };
+        let mut formulation = Formulation { problem, node_classes: nc, state_classes: sc, passing };
         formulation.rows(step, space, mesh, limits, &uses);
         formulation
     }
@@ -214,8 +219,8 @@ impl Formulation {
     fn rows(&mut self, step: &Step<'_>, space: &Space, mesh: &Mesh, limits: &[u64], uses: &[Uses]) {
         let usage = usage(step, uses);
         for stage in 0..step.stages.count {
-            let limit = limits.get(stage).or(limits.last()).copied().unwrap_or(u64::MAX >> 3);
-            self.problem.add_row(limit.min(u64::MAX >> 3) as i64);
+            let limit = limits.get(stage).or(limits.last()).copied().unwrap_or(UNLIMITED);
+            self.problem.add_row(row_limit(limit));
         }
         let (nc, sc) = (self.node_classes, self.state_classes);
         for ((source, stage), (count, ty)) in usage {
@@ -229,6 +234,52 @@ impl Formulation {
             };
             self.problem.add_usage(variable, stage..stage + 1, amounts);
         }
+    }
+
+    /// Changes the limits, bytes per stage.
+    pub fn set_limits(&mut self, limits: &[u64]) {
+        for (row, limit) in self.problem.limits.iter_mut().zip(limits) {
+            *row = row_limit(*limit);
+        }
+    }
+
+    /// The same choices with the bytes of all rows as the objective, and what is forbidden still forbidden. Of choices
+    /// with equal rows those are better that pass small values between operators.
+    pub fn least_memory(&self) -> Formulation {
+        let old = &self.problem;
+        // A unit that keeps sums over thousands of nodes in range.
+        const KIB: i64 = 1024;
+        let mut costs: Vec<Vec<i64>> = old
+            .nodes()
+            .iter()
+            .map(|n| n.costs.iter().map(|&c| if c == FORBIDDEN { FORBIDDEN } else { 0 }).collect())
+            .collect();
+        for usage in old.usages() {
+            for (cost, amount) in costs[usage.node].iter_mut().zip(usage.amounts.iter()) {
+                if *cost != FORBIDDEN {
+                    *cost += amount / KIB;
+                }
+            }
+        }
+        // Rows first: what passes counts little, so that sums of it seldom outweigh them.
+        const PASSING: u64 = 16;
+        for (costs, passing) in costs.iter_mut().zip(&self.passing) {
+            for (cost, bytes) in costs.iter_mut().zip(passing).filter(|(c, _)| **c != FORBIDDEN) {
+                *cost += (bytes / (KIB as u64 * PASSING)) as i64;
+            }
+        }
+        let mut problem = Problem::with_quantum(KIB as f64);
+        for costs in costs {
+            problem.add_node_quanta(costs);
+        }
+        for e in old.edges().iter().filter(|e| e.costs.costs().contains(&FORBIDDEN)) {
+            let only = |i, j| if e.costs.get(i, j) == FORBIDDEN { FORBIDDEN } else { 0 };
+            let matrix = Matrix::from_fn(e.costs.rows(), e.costs.cols(), only);
+            problem.add_edge_quanta(e.u, e.v, std::sync::Arc::new(matrix));
+        }
+        problem.limits = old.limits.clone();
+        problem.usages = old.usages.clone();
+        Formulation { problem, passing: self.passing.clone(), ..*self }
     }
 
     /// The assignment that a choice stands for.
@@ -249,6 +300,13 @@ impl Formulation {
             micro_batches: step.pace.micro_batches,
         }
     }
+}
+
+/// A limit that never binds, and that the solver can still add up.
+pub const UNLIMITED: u64 = 1 << 60;
+
+fn row_limit(bytes: u64) -> i64 {
+    bytes.min(UNLIMITED) as i64
 }
 
 /// How often sections count, see the module.
@@ -307,6 +365,18 @@ fn source(graph: &Graph, blocks: &Blocks, v: ValueId) -> Option<Source> {
         Def::Input(i) => Some(Source::Input(i as u32)),
         Def::Const(_) => None,
     }
+}
+
+/// Per class and choice, bytes of a node's operands and results on one rank.
+fn passing(graph: &Graph, blocks: &Blocks, space: &Space, mesh: &Mesh) -> Vec<Vec<u64>> {
+    let bytes =
+        |specs: &[Spec], types: &[Type]| -> u64 { specs.iter().zip(types).map(|(s, t)| local_bytes(s, t, mesh)).sum() };
+    let of = |(members, choices): (&Vec<NodeId>, &Vec<Choice>)| {
+        let n = graph.node(members[0]);
+        let (ins, outs) = (graph.input_types(n), graph.output_types(n));
+        choices.iter().map(|c| bytes(&c.inputs, &ins) + bytes(&c.outputs, &outs)).collect()
+    };
+    blocks.nodes.iter().zip(&space.choices).map(of).collect()
 }
 
 /// Per section, the readers of a value.

@@ -1,10 +1,22 @@
 //! Decides how a model is split over a cluster, and proves how good the decision is.
 //!
-//! Read in this order: [`mesh`], [`spec`], [`strategies`], [`reshard`], [`assignment`], [`solver`].
+//! Read in this order: [`mesh`], [`spec`], [`strategies`], [`reshard`], [`assignment`]: what a plan is made of; [`request`],
+//! [`space`], [`formulate`], [`solver`], [`simulate`], [`search`]: how it is found; [`plan`]: the file.
 
 pub mod assignment;
+pub mod constraints;
+pub mod formulate;
 pub mod mesh;
+pub mod pipeline;
+pub mod plan;
+pub mod request;
 pub mod reshard;
+pub mod roles;
+pub mod search;
+pub mod simulate;
 pub mod solver;
+pub mod space;
 pub mod spec;
+pub mod stages;
 pub mod strategies;
+pub mod times;

@@ -118,7 +118,12 @@ fn places(graph: &Graph, forward: usize, time: &[f64]) -> Vec<Place> {
         let ends = [0, forward];
         let mut room = CANDIDATES;
         all.retain(|p| {
-            ends.contains(&p.at) || p.bytes < limit || (p.bytes == limit && room > 0 && { room -= 1; true })
+            ends.contains(&p.at)
+                || p.bytes < limit
+                || (p.bytes == limit && room > 0 && {
+                    room -= 1;
+                    true
+                })
         });
     }
     all

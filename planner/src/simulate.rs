@@ -75,9 +75,11 @@ impl Prediction {
 
 /// Predicts a step of an assignment that comes from classes: members of a class share their strategy.
 pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Times<'_>) -> Prediction {
-    let stages = Stages { count: a.stages, node: a.stage.clone(), everywhere: a.everywhere.clone(), home: a.home.clone() };
+    let stages =
+        Stages { count: a.stages, node: a.stage.clone(), everywhere: a.everywhere.clone(), home: a.home.clone() };
     let pace = Pace { micro_batches: a.micro_batches, schedule: a.schedule };
-    let mut sim = Simulation { graph, blocks, a, rules: HashMap::new(), computed: HashMap::new(), made: HashMap::new() };
+    let mut sim =
+        Simulation { graph, blocks, a, rules: HashMap::new(), computed: HashMap::new(), made: HashMap::new() };
     let mut found: Vec<StagePrediction> = (0..a.stages).map(|s| sim.stage(s, times)).collect();
     for (n, out, to) in crossings(graph, &stages) {
         let spec = sim.result(n, out);
@@ -144,10 +146,20 @@ impl Simulation<'_> {
         let node = self.graph.node(n);
         let local = |spec: Spec, ty: Type| spec.local(&ty, &self.a.mesh).unwrap_or(ty);
         let rule = node.op.factors(&self.graph.input_types(node), &self.graph.output_types(node));
-        let ins: Vec<Type> = self.graph.input_types(node).into_iter().enumerate()
-            .map(|(i, ty)| local(strategy.input_spec(&rule, i), ty)).collect();
-        let outs: Vec<Type> = self.graph.output_types(node).into_iter().enumerate()
-            .map(|(i, ty)| local(strategy.output_spec(&rule, i), ty)).collect();
+        let ins: Vec<Type> = self
+            .graph
+            .input_types(node)
+            .into_iter()
+            .enumerate()
+            .map(|(i, ty)| local(strategy.input_spec(&rule, i), ty))
+            .collect();
+        let outs: Vec<Type> = self
+            .graph
+            .output_types(node)
+            .into_iter()
+            .enumerate()
+            .map(|(i, ty)| local(strategy.output_spec(&rule, i), ty))
+            .collect();
         let t = times.compute(&node.op, &ins, &outs);
         self.computed.insert((class, strategy), t);
         t
@@ -280,7 +292,14 @@ impl Simulation<'_> {
             change[last + 1] -= bytes;
         }
         let mut now = 0;
-        change.into_iter().map(|c| { now += c; now }).max().unwrap_or(0) as u64
+        change
+            .into_iter()
+            .map(|c| {
+                now += c;
+                now
+            })
+            .max()
+            .unwrap_or(0) as u64
     }
 }
 
@@ -393,8 +412,10 @@ mod tests {
         for schedule in [Schedule::GPipe, Schedule::OneF1B] {
             for s in 0..4 {
                 let list = order(s, 4, &Pace { micro_batches: 6, schedule });
-                let forwards: Vec<usize> = list.iter().filter_map(|r| if let Run::Forward(m) = r { Some(*m) } else { None }).collect();
-                let backwards: Vec<usize> = list.iter().filter_map(|r| if let Run::Backward(m) = r { Some(*m) } else { None }).collect();
+                let forwards: Vec<usize> =
+                    list.iter().filter_map(|r| if let Run::Forward(m) = r { Some(*m) } else { None }).collect();
+                let backwards: Vec<usize> =
+                    list.iter().filter_map(|r| if let Run::Backward(m) = r { Some(*m) } else { None }).collect();
                 assert_eq!((forwards, backwards), ((0..6).collect(), (0..6).collect()));
             }
         }

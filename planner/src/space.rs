@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use autoshard_ir::Type;
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Def, Graph, NodeId, Section, StateId, StateKind};
 use autoshard_ir::op::Family;
-use autoshard_ir::Type;
 
 use crate::constraints::Constraints;
 use crate::mesh::{AxisId, AxisName, Mesh};
@@ -51,7 +51,8 @@ impl Space {
             blocks.nodes.iter().map(|members| of_node(graph, graph.node(members[0]), mesh)).collect();
         let rule = |n: NodeId| strategies[blocks.node_class[n.index()] as usize].rule.clone();
         let tags = tags(graph, rule);
-        let mut space = Space { strategies, choices: Vec::new(), storage: Vec::new(), inputs: Vec::new(), notes: Vec::new() };
+        let mut space =
+            Space { strategies, choices: Vec::new(), storage: Vec::new(), inputs: Vec::new(), notes: Vec::new() };
         let mut stuck = BTreeSet::new();
         for (class, members) in blocks.nodes.iter().enumerate() {
             let filter = Filter { graph, mesh, constraints, tags: &tags[members[0].index()] };

@@ -1,0 +1,210 @@
+//! What is asked for: mode, batch, sizes, loss, optimizer, precision, constraints.
+
+use std::collections::BTreeMap;
+
+use autoshard_ir::blocks::{Blocks, find};
+use autoshard_ir::graph::{Graph, Section};
+use autoshard_ir::ops::optimizer::{AdamW, Sgd};
+use autoshard_ir::train::{Loss, Optimizer, Precision, TrainError, TrainOptions, precision, prepare, step};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::assignment::StageId;
+use crate::constraints::{Constraints, Objective};
+use crate::stages::{Stages, place};
+
+/// What the model is run for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Training steps.
+    Train,
+    /// Forward passes.
+    Infer,
+}
+
+/// The loss, see [`Loss`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+#[allow(missing_docs)]
+pub enum LossChoice {
+    Output { output: String },
+    CrossEntropy { output: String, labels: String, ignore_index: i64 },
+    Mse { output: String, target: String },
+}
+
+/// The optimizer, see [`Optimizer`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+#[allow(missing_docs)]
+pub enum OptimizerChoice {
+    Adamw { lr: f64, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64, decoupled: bool },
+    Sgd { lr: f64, momentum: f64, weight_decay: f64, nesterov: bool },
+}
+
+/// The compute precision, see [`Precision`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum PrecisionChoice {
+    Fp32,
+    Bf16,
+    Fp16,
+}
+
+/// What is run: with the model, it determines the graph of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Workload {
+    /// Training or inference.
+    pub mode: Mode,
+    /// Samples of a step, over all ranks and micro-batches.
+    pub global_batch: usize,
+    /// Sizes of the model's other symbols.
+    #[serde(default)]
+    pub dims: BTreeMap<String, usize>,
+    /// Compute precision.
+    pub precision: PrecisionChoice,
+    /// What is minimised in training.
+    pub loss: LossChoice,
+    /// How parameters follow their gradients.
+    pub optimizer: OptimizerChoice,
+    /// Largest norm of all gradients together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+    /// Adds outputs `grad/NAME` to the step, for verification.
+    #[serde(default)]
+    pub gradient_outputs: bool,
+}
+
+impl Workload {
+    /// Training of the output `loss` by AdamW with its defaults, in f32.
+    pub fn train(global_batch: usize) -> Workload {
+        let (lr, beta1, beta2, epsilon, weight_decay) = (1e-3, 0.9, 0.999, 1e-8, 0.01);
+        Workload {
+            mode: Mode::Train,
+            global_batch,
+            dims: BTreeMap::new(),
+            precision: PrecisionChoice::Fp32,
+            loss: LossChoice::Output { output: autoshard_ir::train::LOSS.into() },
+            optimizer: OptimizerChoice::Adamw { lr, beta1, beta2, epsilon, weight_decay, decoupled: true },
+            clip_norm: None,
+            gradient_outputs: false,
+        }
+    }
+    /// Forward passes.
+    pub fn infer(global_batch: usize) -> Workload {
+        Workload { mode: Mode::Infer, ..Workload::train(global_batch) }
+    }
+
+    fn precision(&self) -> Precision {
+        match self.precision {
+            PrecisionChoice::Fp32 => Precision::F32,
+            PrecisionChoice::Bf16 => Precision::Bf16,
+            PrecisionChoice::Fp16 => Precision::F16 { loss_scale: 1024.0 },
+        }
+    }
+
+    /// As the options of [`autoshard_ir::train`].
+    pub fn train_options(&self) -> TrainOptions {
+        let loss = match &self.loss {
+            LossChoice::Output { output } => Loss::Output(output.clone()),
+            LossChoice::CrossEntropy { output, labels, ignore_index } => {
+                Loss::CrossEntropy { output: output.clone(), labels: labels.clone(), ignore_index: *ignore_index }
+            }
+            LossChoice::Mse { output, target } => Loss::Mse { output: output.clone(), target: target.clone() },
+        };
+        let optimizer = match self.optimizer {
+            OptimizerChoice::Adamw { lr, beta1, beta2, epsilon, weight_decay, decoupled } => {
+                Optimizer::AdamW(AdamW { lr, beta1, beta2, epsilon, weight_decay, decoupled })
+            }
+            OptimizerChoice::Sgd { lr, momentum, weight_decay, nesterov } => {
+                Optimizer::Sgd(Sgd { lr, momentum, weight_decay, nesterov })
+            }
+        };
+        TrainOptions {
+            loss,
+            optimizer,
+            stage_of: None,
+            gradient_outputs: self.gradient_outputs,
+            clip_norm: self.clip_norm,
+            precision: self.precision(),
+        }
+    }
+
+    /// The forward graph of a step, from that of the file: see [`prepare`]. For inference, the file's in the compute
+    /// precision.
+    ///
+    /// # Errors
+    /// As [`prepare`].
+    pub fn forward(&self, graph: &Graph) -> Result<Graph, TrainError> {
+        match self.mode {
+            Mode::Train => Ok(prepare(graph, &self.train_options())?.graph),
+            Mode::Infer => precision::rewrite(graph, &self.precision(), ""),
+        }
+    }
+
+    /// The step of a graph as the file has it, with the stage of each node of [`Self::forward`]'s graph (empty: one stage).
+    ///
+    /// # Errors
+    /// As [`autoshard_ir::train::train_step`].
+    pub fn step(&self, graph: &Graph, stages: &[StageId], count: usize) -> Result<StepGraph, TrainError> {
+        let graph = match self.mode {
+            Mode::Infer => self.forward(graph)?,
+            Mode::Train => {
+                let mut options = self.train_options();
+                let prepared = prepare(graph, &options)?;
+                if !stages.is_empty() {
+                    options.stage_of = Some(stages.iter().map(|s| s.0).collect());
+                }
+                step(&prepared, &options)?
+            }
+        };
+        let blocks = find(&graph);
+        let stages = place(&graph, stages, count);
+        let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
+        Ok(StepGraph { graph, blocks, stages, forward })
+    }
+}
+
+/// The graph of a step, with what the planner knows of it before deciding.
+pub struct StepGraph {
+    /// The graph of one micro-batch.
+    pub graph: Graph,
+    /// Its classes.
+    pub blocks: Blocks,
+    /// Where its nodes run.
+    pub stages: Stages,
+    /// The number of forward nodes.
+    pub forward: usize,
+}
+
+/// What is asked of the search.
+#[derive(Debug, Clone)]
+pub struct PlanRequest {
+    /// What is run.
+    pub workload: Workload,
+    /// Pins.
+    pub constraints: Constraints,
+    /// What is minimised.
+    pub objective: Objective,
+    /// Wall-clock limit of the search, in seconds.
+    pub time_limit_s: f64,
+    /// The search stops when it has proven this relative gap.
+    pub gap: f64,
+    /// Of randomised searches.
+    pub seed: u64,
+}
+
+impl PlanRequest {
+    /// A free search.
+    pub fn new(workload: Workload) -> PlanRequest {
+        PlanRequest {
+            workload,
+            constraints: Constraints::default(),
+            objective: Objective::default(),
+            time_limit_s: 60.0,
+            gap: 0.0,
+            seed: 0,
+        }
+    }
+}

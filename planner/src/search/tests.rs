@@ -1,0 +1,291 @@
+//! Small models planned: against exhaustive enumeration, and against common sense.
+
+use super::*;
+use crate::request::{LossChoice, Workload};
+use crate::spec::Strategy;
+use crate::stages::Stages;
+use autoshard_ir::graph::{Init, StateKind};
+use autoshard_ir::{Builder, Type};
+
+/// `layers` blocks `x + tanh(x w1) w2` and a head, on `[batch, hidden]`.
+fn mlp(batch: usize, hidden: usize, layers: usize, head: usize) -> Graph {
+    let f32 = |dims: &[usize]| Type::new(DType::F32, dims);
+    let mut b = Builder::new("mlp");
+    let mut x = b.input("x", f32(&[batch, hidden]), Some(0));
+    let parameter = |b: &mut Builder, name: String, dims: &[usize]| {
+        let s = b.state(name, StateKind::Parameter, f32(dims), Init::Zeros, None);
+        b.graph().state(s).read
+    };
+    for l in 0..layers {
+        let w1 = parameter(&mut b, format!("{l}.w1"), &[hidden, 4 * hidden]);
+        let w2 = parameter(&mut b, format!("{l}.w2"), &[4 * hidden, hidden]);
+        let h = b.einsum("bk,kn->bn", x, w1).unwrap();
+        let h = b.tanh(h).unwrap();
+        let y = b.einsum("bk,kn->bn", h, w2).unwrap();
+        x = b.add(x, y).unwrap();
+    }
+    let w = parameter(&mut b, "head".into(), &[hidden, head]);
+    let y = b.einsum("bk,kn->bn", x, w).unwrap();
+    b.output("y", y, Some(0));
+    b.finish()
+}
+
+fn cluster(gpus: usize) -> Cluster {
+    Cluster::load("dgx-h100").unwrap().with_gpus(gpus).unwrap()
+}
+
+fn training(batch: usize) -> PlanRequest {
+    let loss = LossChoice::Mse { output: "y".into(), target: "target".into() };
+    PlanRequest { time_limit_s: 600.0, ..PlanRequest::new(Workload { loss, ..Workload::train(batch) }) }
+}
+
+fn plan(source: &dyn GraphSource, cluster: &Cluster, request: &PlanRequest) -> Found {
+    search(source, cluster, request, None, &|_, _, _| {}).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Every assignment of a one-stage graph, simulated; the least time among those that fit.
+fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanRequest, limit: u64) -> Option<f64> {
+    let step = request.workload.step(graph, &[], 1).unwrap();
+    let space = Space::new(&step.graph, &step.blocks, mesh, &request.constraints).unwrap();
+    let mut times = Times::new(cluster, mesh);
+    let sizes: Vec<usize> = space
+        .choices
+        .iter()
+        .map(Vec::len)
+        .chain(space.storage.iter().map(Vec::len))
+        .chain(space.inputs.iter().map(Vec::len))
+        .collect();
+    let all: usize = sizes.iter().product();
+    assert!((2..200_000).contains(&all), "{all} assignments");
+    let (nc, sc) = (space.choices.len(), space.storage.len());
+    let mut best: Option<f64> = None;
+    for mut n in 0..all {
+        let pick: Vec<usize> = sizes.iter().map(|s| (n % s, n /= s).0).collect();
+        let strategy = |c: &u32| -> Strategy { space.choices[*c as usize][pick[*c as usize]].strategy.clone() };
+        let stages = Stages::single(&step.graph);
+        let a = Assignment {
+            mesh: mesh.clone(),
+            strategy: step.blocks.node_class.iter().map(strategy).collect(),
+            storage: step
+                .blocks
+                .state_class
+                .iter()
+                .map(|c| space.storage[*c as usize][pick[nc + *c as usize]].clone())
+                .collect(),
+            inputs: (0..space.inputs.len()).map(|i| space.inputs[i][pick[nc + sc + i]].clone()).collect(),
+            stage: stages.node,
+            home: stages.home,
+            schedule: Schedule::OneF1B,
+            ..Assignment::single(&step.graph)
+        };
+        let p = simulate(&step.graph, &step.blocks, &a, &mut times);
+        if p.peak() <= limit && best.is_none_or(|b| p.step_time_s < b) {
+            best = Some(p.step_time_s);
+        }
+    }
+    best
+}
+
+/// The plan is the best of all assignments, with ample memory and with memory that binds.
+#[test]
+fn the_optimum_is_that_of_exhaustive_enumeration() {
+    let cluster = cluster(2);
+    for (hidden, batch) in [(64, 8), (2048, 64), (4096, 4)] {
+        let source = |b: usize| {
+            let mut g = Builder::new("two products");
+            let f32 = |dims: &[usize]| Type::new(DType::F32, dims);
+            let x = g.input("x", f32(&[b, hidden]), Some(0));
+            let w1 = g.state("w1", StateKind::Parameter, f32(&[hidden, 4 * hidden]), Init::Zeros, None);
+            let w2 = g.state("w2", StateKind::Parameter, f32(&[4 * hidden, hidden]), Init::Zeros, None);
+            let (w1, w2) = (g.graph().state(w1).read, g.graph().state(w2).read);
+            let h = g.einsum("bk,kn->bn", x, w1).unwrap();
+            let h = g.tanh(h).unwrap();
+            let y = g.einsum("bk,kn->bn", h, w2).unwrap();
+            g.output("y", y, Some(0));
+            Ok::<Graph, String>(g.finish())
+        };
+        let graph = source(batch).unwrap();
+        let weights = 8 * (hidden * hidden * 4) as u64;
+        for (axis, pins) in [("tp", (Some(2), Some(1))), ("dp", (Some(1), Some(2)))] {
+            for limit in [u64::MAX, weights * 3 / 4 + 4 * 10 * (batch * hidden) as u64] {
+                let mut request = PlanRequest::new(Workload::infer(batch));
+                (request.constraints.tp, request.constraints.dp) = pins;
+                request.constraints.pp = Some(1);
+                request.constraints.memory_limit = Some(limit);
+                let mesh = Mesh::new([(if axis == "tp" { AxisName::Tp } else { AxisName::Dp }, 2)]);
+                let best = exhaustive(&graph, &mesh, &cluster, &request, limit);
+                let found = search(&source, &cluster, &request, None, &|_, _, _| {});
+                match (best, found) {
+                    (Some(best), Ok(found)) => {
+                        let time = found.best.prediction.step_time_s;
+                        assert!(
+                            (time - best).abs() <= best * 1e-9,
+                            "{axis} hidden={hidden} limit={limit}: {time} is not {best}"
+                        );
+                        assert!(found.certificate.bound <= time * (1.0 + 1e-9));
+                    }
+                    (None, Err(SearchError::Memory { .. })) => {}
+                    (best, found) => panic!("{best:?} but {:?}", found.map(|f| f.best.prediction)),
+                }
+            }
+        }
+    }
+}
+
+fn sizes(found: &Found) -> (usize, usize, usize) {
+    let c = &found.best.candidate;
+    let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));
+    (c.stages, size(AxisName::Dp), size(AxisName::Tp))
+}
+
+/// Bytes of states that a rank would hold if nothing were sharded.
+fn state_bytes(found: &Found) -> u64 {
+    let g = &found.best.step.graph;
+    g.states.iter().map(|s| g.ty(s.read).bytes() as u64).sum()
+}
+
+fn sharded(found: &Found, kind: StateKind, name: AxisName) -> bool {
+    let (g, a) = (&found.best.step.graph, &found.best.assignment);
+    let Some(axis) = a.mesh.find(name) else { return false };
+    g.state_ids().any(|s| g.state(s).kind == kind && a.storage(s).dims.iter().flatten().any(|x| *x == axis))
+}
+
+/// A small model with ample memory is trained data parallel; with less memory states are sharded; with still less
+/// everything is, in one way or another.
+#[test]
+fn plans_follow_common_sense_as_memory_shrinks() {
+    let source = |batch: usize| Ok::<Graph, String>(mlp(batch, 256, 4, 256));
+    let cluster = cluster(8);
+    let ample = plan(&source, &cluster, &training(32768));
+    assert_eq!(sizes(&ample), (1, 8, 1));
+    assert!(!sharded(&ample, StateKind::Parameter, AxisName::Dp));
+    let states = state_bytes(&ample);
+
+    let mut request = training(32768);
+    request.constraints.memory_limit = Some(states);
+    let tight = plan(&source, &cluster, &request);
+    assert!(tight.best.prediction.peak() <= states);
+    assert!(sharded(&tight, StateKind::Optimizer, AxisName::Dp), "{:?}", sizes(&tight));
+    assert!(tight.best.prediction.step_time_s >= ample.best.prediction.step_time_s);
+
+    request.constraints.memory_limit = Some(states * 2 / 5);
+    let tighter = plan(&source, &cluster, &request);
+    let (pp, _, tp) = sizes(&tighter);
+    assert!(tighter.best.prediction.peak() <= states * 2 / 5);
+    assert!(pp > 1 || tp > 1 || sharded(&tighter, StateKind::Parameter, AxisName::Dp));
+    assert!(tighter.best.prediction.step_time_s >= tight.best.prediction.step_time_s);
+}
+
+/// What does not fit is refused with how much is missing, and the pins that are in the way.
+#[test]
+fn what_does_not_fit_is_explained() {
+    let source = |batch: usize| Ok::<Graph, String>(mlp(batch, 256, 2, 64));
+    let mut request = training(64);
+    request.constraints.memory_limit = Some(8 << 20);
+    request.constraints.zero = Some(0);
+    (request.constraints.tp, request.constraints.pp) = (Some(1), Some(1));
+    let free =
+        PlanRequest { constraints: Constraints { zero: None, ..request.constraints.clone() }, ..request.clone() };
+    plan(&source, &cluster(8), &free);
+    let e = search(&source, &cluster(8), &request, None, &|_, _, _| {}).err().expect("does not fit");
+    let SearchError::Memory { closest, relaxations, .. } = &e else { panic!("{e}") };
+    assert!(closest.excess > 1 << 20 && closest.category == Category::Optimizer, "{e}");
+    assert!(relaxations.iter().any(|r| r.contains("without --zero 0")), "{e}");
+}
+
+#[test]
+fn pins_that_contradict_are_named() {
+    let say = |change: &dyn Fn(&mut PlanRequest)| {
+        let mut request = training(8);
+        change(&mut request);
+        candidates(&cluster(8), &request).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(
+        [
+            say(&|r| r.constraints.tp = Some(3)),
+            say(&|r| (r.constraints.tp, r.constraints.dp, r.constraints.pp) = (Some(2), Some(2), Some(1))),
+            say(&|r| {
+                r.constraints.dp = Some(8);
+                r.workload.global_batch = 12;
+            }),
+            say(&|r| {
+                r.constraints.dp = Some(4);
+                r.constraints.micro_batch = Some(3);
+            }),
+            say(&|r| r.workload.global_batch = 0),
+        ]
+        .join("\n"),
+        @r"
+    no configuration fits the constraints: tp=3 does not divide 8 GPUs
+    no configuration fits the constraints: pp=1 dp=2 tp=2 makes 4 ranks, there are 8 GPUs
+    no configuration fits the constraints: dp=8 on 8 GPUs; a batch of 12 is no multiple of dp=8
+    no configuration fits the constraints: dp=4 on 8 GPUs; 2 samples per dp=4 rank are no multiple of micro-batches of 3
+    no configuration fits the constraints: the batch is empty
+    "
+    );
+}
+
+#[test]
+fn zero_pins_decide_what_is_sharded() {
+    let source = |batch: usize| Ok::<Graph, String>(mlp(batch, 64, 2, 64));
+    for zero in 0..=3 {
+        let mut request = training(16);
+        request.constraints = Constraints { dp: Some(2), zero: Some(zero), ..Constraints::default() };
+        let found = plan(&source, &cluster(2), &request);
+        assert_eq!(sharded(&found, StateKind::Optimizer, AxisName::Dp), zero >= 1, "zero {zero}");
+        assert_eq!(sharded(&found, StateKind::Parameter, AxisName::Dp), zero >= 3, "zero {zero}");
+        let b = &found.best;
+        let accumulated = b.step.graph.node_ids().any(|id| {
+            let n = b.step.graph.node(id);
+            let s = b.assignment.strategy(id);
+            let rule = n.op.factors(&b.step.graph.input_types(n), &b.step.graph.output_types(n));
+            n.op.name() == "Accumulate" && s.output_spec(&rule, 0).dims.iter().flatten().next().is_some()
+        });
+        assert_eq!(accumulated, zero >= 2, "zero {zero}");
+    }
+}
+
+/// Pipeline pins give that many stages, with every block in one of them and states at home.
+#[test]
+fn stages_are_balanced_and_cut_between_blocks() {
+    let source = |batch: usize| Ok::<Graph, String>(mlp(batch, 256, 8, 256));
+    let mut request = training(64);
+    request.constraints = Constraints { pp: Some(4), dp: Some(1), tp: Some(1), ..Constraints::default() };
+    let found = plan(&source, &cluster(4), &request);
+    let (step, a) = (&found.best.step, &found.best.assignment);
+    assert_eq!(a.stages, 4);
+    let mut per_stage = [0usize; 4];
+    for s in step.graph.state_ids().filter(|s| step.graph.state(*s).kind == StateKind::Parameter) {
+        per_stage[a.home[s.index()].0 as usize] += 1;
+    }
+    assert_eq!(per_stage.iter().sum::<usize>(), 17);
+    assert!(per_stage.iter().all(|n| (3..=6).contains(n)), "{per_stage:?}");
+    let b = found.certificate.bound;
+    assert!(b > 0.0 && b <= found.certificate.objective);
+}
+
+/// The time for a model of forty blocks is planned with the variables of one.
+#[test]
+fn repeated_blocks_share_their_variables() {
+    let classes = |layers| {
+        let step = training(64).workload.step(&mlp(64, 64, layers, 64), &[], 1).unwrap();
+        assert!(step.graph.nodes.len() > 10 * layers);
+        (step.blocks.nodes.len(), step.blocks.states.len(), step.blocks.runs.clone())
+    };
+    let (four, forty) = (classes(4), classes(40));
+    assert_eq!((four.0, four.1), (forty.0, forty.1));
+    assert_eq!(forty.2.len(), 1);
+    assert_eq!((forty.2[0].period, forty.2[0].count), (4, 40));
+}
+
+#[test]
+fn the_same_request_gives_the_same_plan() {
+    let source = |batch: usize| Ok::<Graph, String>(mlp(batch, 128, 3, 64));
+    let mut request = training(32);
+    request.constraints.memory_limit = Some(3 << 20);
+    let show = || {
+        let f = plan(&source, &cluster(8), &request);
+        format!("{:?} {:?} {:?}", f.best.assignment, f.certificate, f.alternatives)
+    };
+    assert_eq!(show(), show());
+}

@@ -2,7 +2,7 @@
 //! medium, and large neighbourhoods with dual bounds where it is large.
 
 use super::conflict;
-use super::dual::{self, Model};
+use super::dual::{self, Model, Watch};
 use super::exact::{Outcome, Solver};
 use super::graph::{Graph, Undo};
 use super::ilp;
@@ -220,7 +220,8 @@ impl Solver<'_> {
             let (model, mut dual) = Model::new(&tight);
             if best.is_none() {
                 let mut choice = model.round(&tight, &dual, true);
-                if search::descend(&tight, &mut choice, || false) {
+                let limit = clock + self.left().mul_f64(0.1);
+                if search::descend(&tight, &mut choice, || Instant::now() >= limit) {
                     best = tight.objective(&choice).map(|cost| (cost, choice));
                 }
             }
@@ -231,8 +232,34 @@ impl Solver<'_> {
             let iterations = 2000;
             let until = clock + share;
             let options = self.options;
-            let mut stop = || Instant::now() >= until || options.interrupted();
-            let step = dual::ascend(&model, &tight, &mut dual, iterations, cutoff.map(|c| c as f64), &mut stop);
+            let mut rounded: Option<(Total, Vec<usize>)> = None;
+            // Rounding costs about as much as a pass; choices differ as multipliers move.
+            let mut watch = |iteration: usize, dual: &dual::Dual| {
+                if Instant::now() >= until || options.interrupted() {
+                    return Watch::Stop;
+                }
+                if iteration % 16 != 15 {
+                    return Watch::Continue;
+                }
+                let mut choice = model.round(&tight, dual, iteration % 32 < 16);
+                // Repairing an infeasible choice of a large graph takes longer than the next rounding.
+                if tight.objective(&choice).is_some() {
+                    search::descend(&tight, &mut choice, || Instant::now() >= until);
+                }
+                match tight.objective(&choice) {
+                    Some(cost) if rounded.as_ref().is_none_or(|(c, _)| cost < *c) => {
+                        rounded = Some((cost, choice));
+                        Watch::Target(cost as f64)
+                    }
+                    _ => Watch::Continue,
+                }
+            };
+            let step = dual::ascend(&model, &tight, &mut dual, iterations, cutoff.map(|c| c as f64), &mut watch);
+            if let Some((cost, choice)) = rounded
+                && best.as_ref().is_none_or(|(c, _)| cost < *c)
+            {
+                best = Some((cost, undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))));
+            }
             let ascent = clock.elapsed();
             tight.step = step;
             self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
@@ -240,7 +267,8 @@ impl Solver<'_> {
             let clock = Instant::now();
             for forward in [true, false] {
                 let mut choice = model.round(&tight, &dual, forward);
-                search::descend(&tight, &mut choice, || false);
+                let limit = clock + self.left().mul_f64(0.05);
+                search::descend(&tight, &mut choice, || Instant::now() >= limit);
                 let full = undos.iter().rev().fold(choice, |c, undo| undo.expand(&c));
                 if let Some(cost) = g.objective(&full)
                     && best.as_ref().is_none_or(|(c, _)| cost < *c)

@@ -263,7 +263,17 @@ fn order(g: &Graph) -> Vec<u32> {
     order
 }
 
-/// Raises the bound for some iterations, or until it stalls, or until `stop` says so. Leaves the best state in `dual`, and gives the
+/// What the caller of [`ascend`] wants after an iteration.
+pub(crate) enum Watch {
+    /// Go on.
+    Continue,
+    /// Go on; a choice of this cost is known.
+    Target(f64),
+    /// Stop here.
+    Stop,
+}
+
+/// Raises the bound for some iterations, or until it stalls, or until `watch` says so. Leaves the best state in `dual`, and gives the
 /// length of steps to go on with.
 ///
 /// `target` is the cost of a known choice: it sets the length of steps, and reaching it ends the ascent.
@@ -272,8 +282,8 @@ pub(crate) fn ascend(
     g: &Graph,
     dual: &mut Dual,
     iterations: usize,
-    target: Option<f64>,
-    stop: &mut dyn FnMut() -> bool,
+    mut target: Option<f64>,
+    watch: &mut dyn FnMut(usize, &Dual) -> Watch,
 ) -> f64 {
     let rows = g.limits.len();
     let mut picks = vec![0; g.nodes.len()];
@@ -306,7 +316,12 @@ pub(crate) fn ascend(
                 restart = true;
             }
         }
-        if target.is_some_and(|t| best > t - 0.5) || stop() {
+        match watch(iteration, dual) {
+            Watch::Continue => {}
+            Watch::Target(cost) => target = Some(target.map_or(cost, |t| t.min(cost))),
+            Watch::Stop => break,
+        }
+        if target.is_some_and(|t| best > t - 0.5) {
             break;
         }
         // Stop where it hardly rises.

@@ -1,6 +1,6 @@
 //! Branch and bound on a graph: reduce, bound, drop what cannot be in a better choice, branch on what is left.
 
-use super::dual::{self, Model};
+use super::dual::{self, Model, Watch};
 use super::graph::Graph;
 use super::problem::{FORBIDDEN, Total};
 use super::random::Random;
@@ -69,7 +69,7 @@ impl Solver<'_> {
         let clock = Instant::now();
         let (model, mut dual) = Model::new(&g);
         let iterations = if depth == 0 { 100 } else { 15 };
-        g.step = dual::ascend(&model, &g, &mut dual, iterations, cutoff.map(|c| c as f64), &mut || false);
+        g.step = dual::ascend(&model, &g, &mut dual, iterations, cutoff.map(|c| c as f64), &mut |_, _| Watch::Continue);
         let mut best: Option<(Total, Vec<usize>)> = None;
         for forward in [true, false] {
             let mut choice = model.round(&g, &dual, forward);

@@ -30,6 +30,9 @@ pub(crate) fn descend(g: &Graph, choice: &mut [usize], mut stop: impl FnMut() ->
     for _ in 0..50 {
         let mut moved = false;
         for node in 0..g.nodes.len() {
+            if node % 64 == 63 && stop() {
+                break;
+            }
             let over_now = g.nodes[node].segments.iter().any(|s| slack[s.from..s.to].iter().any(|&l| l < 0));
             if !std::mem::take(&mut fresh[node]) && !over_now {
                 continue;

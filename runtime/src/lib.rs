@@ -18,3 +18,4 @@ pub mod tensors;
 pub mod trace;
 pub mod verify;
 pub mod weights;
+mod show;

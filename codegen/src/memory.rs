@@ -1,0 +1,64 @@
+//! What the arena of each stage holds, by category. The total is the arena's size, so it is exact.
+
+use autoshard_ir::graph::StateKind;
+use autoshard_runtime::program::{Instr, Job, Program, Region};
+
+/// Bytes of one rank's arena, by what they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct StageMemory {
+    /// Parameters kept by the stage.
+    pub parameters: u64,
+    /// Optimizer states.
+    pub optimizer: u64,
+    /// Gradients summed over micro-batches. With one micro-batch they lie among the activations.
+    pub gradients: u64,
+    /// Constants, and parameters received from other stages.
+    pub constants: u64,
+    /// What micro-batches in flight keep from forward to backward.
+    pub activations: u64,
+    /// Temporaries of the lists, gathered parameters, communication buffers.
+    pub workspace: u64,
+}
+
+impl StageMemory {
+    /// Bytes of the arena.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.optimizer + self.gradients + self.constants + self.activations + self.workspace
+    }
+}
+
+/// The memory of every stage.
+pub fn memory(job: &Job) -> Vec<StageMemory> {
+    job.stages.iter().map(stage).collect()
+}
+
+fn stage(p: &Program) -> StageMemory {
+    let mut m = StageMemory {
+        activations: p.frame_bytes * p.frames as u64,
+        workspace: p.scratch_bytes,
+        ..StageMemory::default()
+    };
+    let size = |b: &autoshard_runtime::program::Buffer| {
+        (b.ty.bytes() as u64).max(1).next_multiple_of(autoshard_ir::tensor::ALIGN as u64)
+    };
+    let sums: std::collections::BTreeSet<u32> = [&p.forward, &p.backward]
+        .into_iter()
+        .flatten()
+        .filter_map(|i| if let Instr::Accumulate { output, .. } = i { Some(output.0) } else { None })
+        .collect();
+    let kinds: std::collections::BTreeMap<u32, StateKind> = p.states.iter().map(|s| (s.buffer.0, s.kind)).collect();
+    for (i, b) in p.buffers.iter().enumerate() {
+        let i = i as u32;
+        if b.region != Region::Persistent {
+            continue;
+        }
+        let slot = match kinds.get(&i) {
+            Some(StateKind::Parameter) => &mut m.parameters,
+            Some(StateKind::Optimizer) => &mut m.optimizer,
+            None if sums.contains(&i) => &mut m.gradients,
+            None => &mut m.constants,
+        };
+        *slot += size(b);
+    }
+    m
+}

@@ -1,0 +1,112 @@
+//! What crosses pipeline stages: which value, from where to where, in which list, lying how.
+//!
+//! A value goes directly from its producer's stage to every stage that uses it, once per micro-batch (states: once per
+//! step). It travels in the spec, of the producer's and the first consumer's, that makes the message smaller; partial
+//! sums are combined before. Nodes that run `everywhere` send nothing.
+
+use std::collections::BTreeMap;
+
+use autoshard_ir::graph::{Def, Section};
+use autoshard_ir::{Graph, NodeId, ValueId};
+use autoshard_planner::assignment::{Assignment, StageId};
+use autoshard_planner::spec::Spec;
+
+use crate::error::CompileError;
+use crate::partition::{List, NodeSpecs};
+
+/// One message between two stages.
+#[derive(Debug, Clone)]
+pub struct Transfer {
+    /// How the value lies while it travels.
+    pub spec: Spec,
+    /// The list that sends and receives it.
+    pub list: List,
+    /// Unique number.
+    pub tag: u32,
+}
+
+/// All transfers, and which nodes run where.
+pub struct Transfers {
+    /// Per value, by destination.
+    pub of: BTreeMap<ValueId, BTreeMap<StageId, Transfer>>,
+    /// Per node, the stages that run it.
+    pub runs: Vec<Vec<StageId>>,
+}
+
+/// The stage that has a value, and the spec it has there; `None` where every stage makes it by itself.
+pub fn home(graph: &Graph, a: &Assignment, specs: &[NodeSpecs], v: ValueId) -> Option<(StageId, Spec)> {
+    match graph.value(v).def {
+        Def::State(s) => Some((a.home[s.index()], a.storage(s).clone())),
+        Def::Node(n, i) if !a.everywhere[n.index()] => Some((a.stage[n.index()], specs[n.index()].outputs[i].clone())),
+        _ => None,
+    }
+}
+
+/// Finds what crosses stages.
+pub fn transfers(graph: &Graph, a: &Assignment, specs: &[NodeSpecs]) -> Result<Transfers, CompileError> {
+    let uses = graph.uses();
+    let mut runs: Vec<Vec<StageId>> = a.stage.iter().map(|&s| vec![s]).collect();
+    for id in graph.node_ids().rev() {
+        if a.everywhere[id.index()] {
+            let mut stages: Vec<StageId> = Vec::new();
+            for &v in &graph.node(id).outputs {
+                stages.extend(uses[v.index()].iter().flat_map(|c| runs[c.index()].iter().copied()));
+                if graph.outputs.iter().any(|o| o.value == v) || graph.states.iter().any(|s| s.write == Some(v)) {
+                    stages.push(a.stage[id.index()]);
+                }
+            }
+            stages.sort();
+            stages.dedup();
+            runs[id.index()] = stages;
+        }
+    }
+    // Consumers of every value: stage, and the spec it is wanted in.
+    let mut wanted: BTreeMap<ValueId, Vec<(StageId, Spec)>> = BTreeMap::new();
+    for id in graph.node_ids() {
+        for (i, &v) in graph.node(id).inputs.iter().enumerate() {
+            for &s in &runs[id.index()] {
+                wanted.entry(v).or_default().push((s, specs[id.index()].inputs[i].clone()));
+            }
+        }
+    }
+    for (s, state) in graph.states.iter().enumerate() {
+        if let Some(w) = state.write {
+            wanted.entry(w).or_default().push((a.home[s], a.storage[s].clone()));
+        }
+    }
+    let mut of: BTreeMap<ValueId, BTreeMap<StageId, Transfer>> = BTreeMap::new();
+    let mut tag = 0;
+    for (v, wants) in wanted {
+        let Some((from, made)) = home(graph, a, specs, v) else { continue };
+        let list = match graph.value(v).def {
+            Def::Node(n, _) => list_of(graph, n),
+            _ => List::Prologue,
+        };
+        for (to, want) in wants {
+            if to == from || of.get(&v).is_some_and(|m| m.contains_key(&to)) {
+                continue;
+            }
+            let whole = |s: &Spec| Spec { dims: s.dims.clone(), partial: Vec::new() };
+            let (made, want) = (whole(&made), whole(&want));
+            let bytes = |s: &Spec| s.local(graph.ty(v), &a.mesh).map(|t| t.bytes());
+            let spec = if bytes(&made) < bytes(&want) { made } else { want };
+            of.entry(v).or_default().insert(to, Transfer { spec, list, tag });
+            tag += 1;
+        }
+    }
+    Ok(Transfers { of, runs })
+}
+
+/// The list that a node is in. An `Accumulate` is in its section's list, but what it gives is there after the last
+/// micro-batch only, so it crosses stages in `Update`.
+fn list_of(graph: &Graph, n: NodeId) -> List {
+    let node = graph.node(n);
+    if node.op.name() == "Accumulate" {
+        return List::Update;
+    }
+    match node.section {
+        Section::Forward => List::Forward,
+        Section::Backward => List::Backward,
+        Section::Update => List::Update,
+    }
+}

@@ -1,0 +1,103 @@
+//! Programs as text, for people and golden tests. There is no parser: programs are made by codegen only.
+
+use std::fmt::{Display, Formatter, Result};
+
+use crate::program::{Axis, BufferId, Instr, Job, Program, Region, Slot};
+
+struct In<'a, T>(&'a Job, &'a T);
+
+fn axes(job: &Job, axes: &[Axis]) -> String {
+    axes.iter().map(|a| job.axes[a.0 as usize].0.as_str()).collect::<Vec<_>>().join("+")
+}
+
+fn list(ids: &[BufferId]) -> String {
+    ids.iter().map(|b| format!("b{}", b.0)).collect::<Vec<_>>().join(", ")
+}
+
+impl Display for In<'_, Instr> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let In(job, instr) = self;
+        let on = |a: &[Axis]| axes(job, a);
+        match instr {
+            Instr::Compute { op, inputs, outputs, .. } => write!(f, "{} = {op}({})", list(outputs), list(inputs)),
+            Instr::Accumulate { input, output } => write!(f, "b{} += b{}", output.0, input.0),
+            Instr::Copy { input, output } => write!(f, "b{} = copy b{}", output.0, input.0),
+            Instr::ZeroUnlessFirst { buffer, axes } => write!(f, "b{} = zero unless first of {}", buffer.0, on(axes)),
+            Instr::Slice { input, output, dim, axes } => {
+                write!(f, "b{} = slice b{} dim {dim} over {}", output.0, input.0, on(axes))
+            }
+            Instr::AllReduce { input, output, kind, axes } => {
+                write!(f, "b{} = all-reduce b{} {} over {}", output.0, input.0, kind.name(), on(axes))
+            }
+            Instr::AllGather { input, output, dim, axes } => {
+                write!(f, "b{} = all-gather b{} dim {dim} over {}", output.0, input.0, on(axes))
+            }
+            Instr::ReduceScatter { input, output, dim, kind, axes } => {
+                write!(f, "b{} = reduce-scatter b{} dim {dim} {} over {}", output.0, input.0, kind.name(), on(axes))
+            }
+            Instr::AllToAll { input, output, gather, split, axes } => {
+                write!(f, "b{} = all-to-all b{} dim {gather} to {split} over {}", output.0, input.0, on(axes))
+            }
+            Instr::Send { input, to, tag } => write!(f, "send b{} to stage {to} #{tag}", input.0),
+            Instr::Recv { output, from, tag } => write!(f, "b{} = receive from stage {from} #{tag}", output.0),
+            Instr::Feed { port, output } => write!(f, "b{} = feed {}", output.0, job.inputs[*port].name),
+            Instr::Fetch { input, port } => write!(f, "fetch b{} as {}", input.0, job.outputs[*port].name),
+        }
+    }
+}
+
+impl Display for In<'_, Program> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let In(job, p) = self;
+        writeln!(
+            f,
+            "  arena {} = persistent {} + {} frames of {} + scratch {}",
+            p.arena_bytes(),
+            p.persistent_bytes,
+            p.frames,
+            p.frame_bytes,
+            p.scratch_bytes
+        )?;
+        let slots: Vec<String> = p
+            .schedule
+            .iter()
+            .map(|s| match s {
+                Slot::Forward { micro_batch, frame } => format!("F{micro_batch}@{frame}"),
+                Slot::Backward { micro_batch, frame } => format!("B{micro_batch}@{frame}"),
+                Slot::Update => "U".into(),
+            })
+            .collect();
+        writeln!(f, "  schedule {}", slots.join(" "))?;
+        for (i, b) in p.buffers.iter().enumerate() {
+            let region = match b.region {
+                Region::Persistent => "persistent",
+                Region::Frame => "frame",
+                Region::Scratch => "scratch",
+            };
+            writeln!(f, "  b{i}: {} {region}+{} {}", b.ty, b.offset, b.name)?;
+        }
+        let lists =
+            [("prologue", &p.prologue), ("forward", &p.forward), ("backward", &p.backward), ("update", &p.update)];
+        for (name, instrs) in lists {
+            if !instrs.is_empty() {
+                writeln!(f, "  {name}:")?;
+            }
+            for i in instrs {
+                writeln!(f, "    {}", In(job, i))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Display for Job {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let mesh: Vec<String> = self.axes.iter().map(|(n, s)| format!("{n}={s}")).collect();
+        writeln!(f, "job: {} stages of {{{}}}, {} micro-batches", self.stages.len(), mesh.join(", "), self.micro_batches)?;
+        for (s, p) in self.stages.iter().enumerate() {
+            writeln!(f, "stage {s}:")?;
+            write!(f, "{}", In(self, p))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,309 @@
+//! The command line as data: one struct per command, from which clap makes the parser and the help.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// How to split an ONNX model over a GPU cluster, and proof that the split is good.
+#[derive(Debug, Parser)]
+#[command(name = "autoshard", version, about, max_term_width = 110, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Decide how to split a model; writes MODEL.plan.json and prints a summary
+    Plan(PlanArgs),
+    /// Say why a plan is as it is, and what else was possible
+    Explain(ExplainArgs),
+    /// Compare two plans, in choices and in cost
+    Diff(DiffArgs),
+    /// Validate a plan against its model and cluster; no device needed
+    Check(CheckArgs),
+    /// Run a plan on virtual CPU ranks and compare with the unsharded model
+    Verify(VerifyArgs),
+    /// Execute a plan
+    Run(RunArgs),
+    /// Write a page that shows the plan in a browser
+    Report(ReportArgs),
+    /// Show what a model file holds: symbols, parameters, operators, blocks, what is unsupported
+    Inspect(InspectArgs),
+    /// List the known clusters, or show one
+    Clusters(ClustersArgs),
+}
+
+/// Training or inference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Forward, backward and optimizer.
+    Train,
+    /// Forward only.
+    Infer,
+}
+
+/// Optimizers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerArg {
+    /// Adam with decoupled weight decay.
+    Adamw,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
+/// Compute precisions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionArg {
+    /// bfloat16 compute, f32 master weights when training.
+    Bf16,
+    /// IEEE half precision compute, f32 master weights when training.
+    Fp16,
+    /// Single precision.
+    Fp32,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Toggle {
+    /// Always where sizes divide.
+    On,
+    /// Never.
+    Off,
+    /// As is cheapest.
+    Auto,
+}
+
+/// Pipeline schedules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScheduleArg {
+    /// All forwards, then all backwards.
+    Gpipe,
+    /// One forward, one backward.
+    #[value(name = "1f1b")]
+    OneF1B,
+}
+
+/// What is minimised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ObjectiveArg {
+    /// Time of a step.
+    StepTime,
+    /// Memory of the fullest rank.
+    Memory,
+}
+
+/// `plan`
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The ONNX file
+    pub model: PathBuf,
+    /// Number of GPUs
+    #[arg(long, value_name = "N")]
+    pub gpus: usize,
+    /// Where to write the plan [default: MODEL.plan.json]
+    #[arg(short, long, value_name = "PLAN.json")]
+    pub output: Option<PathBuf>,
+    /// Print the plan as JSON on stdout instead of a summary
+    #[arg(long)]
+    pub json: bool,
+    /// Do not show progress
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub workload: WorkloadArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub search: SearchArgs,
+}
+
+/// What is to be computed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Workload")]
+pub struct WorkloadArgs {
+    /// Cluster by name (see `autoshard clusters`), or a TOML file
+    #[arg(long, value_name = "NAME|FILE.toml", default_value = "dgx-h100")]
+    pub cluster: String,
+    /// Training step or inference [default: train if the model has a loss]
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// Samples per step over all GPUs [default: 8 per GPU for training, 1 per GPU for inference]
+    #[arg(long, value_name = "B")]
+    pub global_batch: Option<usize>,
+    /// Size of a symbolic dim; repeat for several
+    #[arg(long, value_name = "NAME=N")]
+    pub dim: Vec<String>,
+    /// Loss for training: `output:NAME` for a scalar output of the model, or `cross-entropy` / `mse` on its first output
+    #[arg(long, value_name = "LOSS")]
+    pub loss: Option<String>,
+    /// Optimizer for training
+    #[arg(long, value_enum, default_value = "adamw")]
+    pub optimizer: OptimizerArg,
+    /// Compute precision [default: fp32 on the cluster `cpu`, else bf16]
+    #[arg(long, value_enum)]
+    pub precision: Option<PrecisionArg>,
+}
+
+/// Restrictions of the search.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Search")]
+pub struct SearchArgs {
+    /// Ranks along tensor parallelism
+    #[arg(long, value_name = "N")]
+    pub tp: Option<usize>,
+    /// Pipeline stages
+    #[arg(long, value_name = "N")]
+    pub pp: Option<usize>,
+    /// Ranks along data parallelism
+    #[arg(long, value_name = "N")]
+    pub dp: Option<usize>,
+    /// ZeRO stage: 1 shards optimizer states over data parallelism, 2 gradients too, 3 parameters too
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub zero: Option<u8>,
+    /// Whether norms and residuals are split along the sequence over tensor parallelism
+    #[arg(long, value_enum, default_value = "auto")]
+    pub sequence_parallel: Toggle,
+    /// Samples of a micro-batch on one data-parallel rank
+    #[arg(long, value_name = "N")]
+    pub micro_batch: Option<usize>,
+    /// Pipeline schedule
+    #[arg(long, value_enum)]
+    pub schedule: Option<ScheduleArg>,
+    /// Memory that a rank may use, in GiB [default: what the device has, less the framework's reserve]
+    #[arg(long, value_name = "GiB")]
+    pub memory_limit: Option<f64>,
+    /// What to minimise
+    #[arg(long, value_enum, default_value = "step-time")]
+    pub objective: ObjectiveArg,
+    /// Stop searching after so many seconds and give the best so far, with its bound
+    #[arg(long, value_name = "S")]
+    pub time_limit: Option<f64>,
+    /// Relative gap at which a solution is good enough
+    #[arg(long, value_name = "F", default_value_t = 0.01)]
+    pub gap: f64,
+    /// Seed of everything random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// `explain`
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The plan
+    pub plan: PathBuf,
+    /// Operators whose name, scope or type contains this
+    pub op: Option<String>,
+}
+
+/// `diff`
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// One plan
+    pub left: PathBuf,
+    /// Another
+    pub right: PathBuf,
+}
+
+/// `check`
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The plan
+    pub plan: PathBuf,
+}
+
+/// Where parameters come from.
+#[derive(Debug, Args)]
+pub struct WeightArgs {
+    /// Draw parameters at random instead of reading the model's weights
+    #[arg(long)]
+    pub random_weights: bool,
+    /// Seed of random parameters and inputs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// `verify`
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The plan
+    pub plan: PathBuf,
+    /// Inputs of one step (.npz or .safetensors) [default: random]
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// Largest relative error that passes
+    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    pub tolerance: f64,
+    /// Print the result as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub weights: WeightArgs,
+}
+
+/// `run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The plan
+    pub plan: PathBuf,
+    /// Inputs of every step (.npz or .safetensors) [default: random]
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// Where to write the outputs of the last step (.npz or .safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub outputs: Option<PathBuf>,
+    /// Number of steps
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub steps: usize,
+    /// Write a checkpoint of all states here after the last step
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Start from a checkpoint, of any plan of the same model
+    #[arg(long, value_name = "DIR")]
+    pub resume: Option<PathBuf>,
+    /// Write a trace for Perfetto (ui.perfetto.dev) here
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Print the result as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub weights: WeightArgs,
+}
+
+/// `report`
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The plan
+    pub plan: PathBuf,
+    /// Where to write the page [default: PLAN with .html]
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: Option<PathBuf>,
+}
+
+/// `inspect`
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// The ONNX file
+    pub model: PathBuf,
+    /// Size of a symbolic dim, to lower the graph; repeat for several
+    #[arg(long, value_name = "NAME=N")]
+    pub dim: Vec<String>,
+    /// Print the lowered graph as text
+    #[arg(long)]
+    pub graph: bool,
+    /// Print as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `clusters`
+#[derive(Debug, Args)]
+pub struct ClustersArgs {
+    /// A name or a TOML file to show in full
+    pub name: Option<String>,
+}

@@ -1,1 +1,42 @@
-fn main() {}
+//! The command line: parse, run one command, print its result or one error.
+//!
+//! Human output goes to stderr or the terminal, `--json` documents to stdout. Exit codes: 0 done, 1 failed, 2 wrong
+//! usage, 3 no feasible plan.
+//!
+//! Read next: [`args`] (what there is), [`commands`] (one file per command).
+
+mod args;
+mod commands;
+mod compare;
+mod draw;
+mod failure;
+mod files;
+mod loaded;
+mod report;
+mod show;
+mod workload;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Plan(a) => commands::plan::run(&a),
+        Command::Explain(a) => commands::explain::run(&a),
+        Command::Diff(a) => commands::diff::run(&a),
+        Command::Check(a) => commands::check::run(&a),
+        Command::Verify(a) => commands::verify::run(&a),
+        Command::Run(a) => commands::run::run(&a),
+        Command::Report(a) => commands::report::run(&a),
+        Command::Inspect(a) => commands::inspect::run(&a),
+        Command::Clusters(a) => commands::clusters::run(&a),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

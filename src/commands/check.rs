@@ -1,0 +1,52 @@
+//! `check`: a plan against its model and cluster, without a device.
+
+use crate::args::CheckArgs;
+use crate::failure::Failure;
+use crate::loaded::{Loaded, compile};
+use crate::show;
+
+/// Runs the command.
+pub fn run(args: &CheckArgs) -> Result<(), Failure> {
+    let loaded = Loaded::open(&args.plan)?;
+    let (graph, assignment) = loaded.resolve()?;
+    let mut problems = Vec::new();
+    if let Err(found) = autoshard_ir::verify::verify(&graph) {
+        problems.extend(found.iter().map(|v| format!("graph: {v}")));
+    }
+    let job = compile(&graph, &assignment)?;
+    if let Err(found) = autoshard_runtime::verify::verify(&job) {
+        problems.extend(found.iter().map(|v| format!("program: {v}")));
+    }
+    let plan = &loaded.plan;
+    match autoshard_cost_models::Cluster::load(&plan.cluster.name).and_then(|c| c.with_gpus(plan.cluster.gpus)) {
+        Ok(c) if c.usable_memory().0 < plan.cluster.memory_limit_bytes => problems.push(format!(
+            "cluster {}: a GPU has {} to use, the plan counts on {}",
+            c.name,
+            c.usable_memory(),
+            show::bytes(plan.cluster.memory_limit_bytes)
+        )),
+        Ok(_) => {}
+        Err(e) => println!("note: the cluster is not checked: {e}"),
+    }
+    for (s, (m, planned)) in autoshard_codegen::memory::memory(&job).iter().zip(&plan.predicted.peak_memory_bytes).enumerate() {
+        if m.total() != *planned {
+            problems.push(format!("stage {s}: the arena takes {}, the plan says {}", show::bytes(m.total()), show::bytes(*planned)));
+        }
+        if m.total() > plan.cluster.memory_limit_bytes {
+            problems.push(format!("stage {s}: the arena takes {}, the limit is {}", show::bytes(m.total()), show::bytes(plan.cluster.memory_limit_bytes)));
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Failure::new(format!("{} is not sound:\n  {}", args.plan.display(), problems.join("\n  "))).help("make the plan anew"));
+    }
+    let instructions: usize = job.stages.iter().map(|p| p.prologue.len() + p.forward.len() + p.backward.len() + p.update.len()).sum();
+    println!(
+        "{}: sound. {} nodes on {} ranks in {} stages; {} instructions; graph, plan and programs verified",
+        args.plan.display(),
+        graph.nodes.len(),
+        job.ranks.len(),
+        job.stages.len(),
+        instructions
+    );
+    Ok(())
+}

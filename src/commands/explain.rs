@@ -1,0 +1,62 @@
+//! `explain`: why a plan is as it is, and what else was possible.
+
+use autoshard_planner::plan::OperatorEntry;
+use autoshard_planner::strategies;
+
+use crate::args::ExplainArgs;
+use crate::failure::Failure;
+use crate::loaded::Loaded;
+
+/// Runs the command.
+pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
+    let loaded = Loaded::open(&args.plan)?;
+    let (graph, assignment) = loaded.resolve()?;
+    let plan = &loaded.plan;
+    let Some(filter) = &args.op else {
+        print!("{}", super::plan::summary(plan, None));
+        println!("\nName an operator, a scope or a part of one to see how it is split: autoshard explain {} NAME", args.plan.display());
+        return Ok(());
+    };
+    let wanted = filter.to_lowercase();
+    let blocks = autoshard_ir::blocks::find(&graph);
+    let mut shown = 0;
+    for (members, entry) in blocks.nodes.iter().zip(&plan.operators) {
+        let node = graph.node(members[0]);
+        let hit = members.iter().any(|&m| {
+            let n = graph.node(m);
+            [n.name.as_str(), n.scope.as_str(), n.op.name()].iter().any(|t| t.to_lowercase().contains(&wanted))
+        });
+        if !hit {
+            continue;
+        }
+        shown += 1;
+        println!("{}", heading(entry, &node.scope));
+        let found = strategies::of_node(&graph, node, &assignment.mesh);
+        println!("  split     {}", split(entry));
+        for (i, (&v, spec)) in node.inputs.iter().zip(&entry.inputs).enumerate() {
+            println!("  {} {:<28} {spec}", if i == 0 { "operands " } else { "         " }, format!("{}", graph.ty(v)));
+        }
+        for (i, (&v, spec)) in node.outputs.iter().zip(&entry.outputs).enumerate() {
+            println!("  {} {:<28} {spec}", if i == 0 { "results  " } else { "         " }, format!("{}", graph.ty(v)));
+        }
+        println!("  possible  {} ways on this mesh", found.choices.len());
+        for u in &found.unavailable {
+            println!("  not       {u}");
+        }
+    }
+    if shown == 0 {
+        return Err(Failure::new(format!("no operator, name or scope contains `{filter}`")).help("`autoshard inspect MODEL --dim ... --graph` lists them"));
+    }
+    Ok(())
+}
+
+fn heading(entry: &OperatorEntry, scope: &str) -> String {
+    let times = if entry.count > 1 { format!(", {} alike", entry.count) } else { String::new() };
+    let scope = if scope.is_empty() { String::new() } else { format!(" in {scope}") };
+    format!("{} {}{scope} ({}{times})", entry.op, entry.name, entry.section)
+}
+
+fn split(entry: &OperatorEntry) -> String {
+    let words: Vec<String> = entry.strategy.iter().map(|(axis, what)| format!("{axis}: {what}")).collect();
+    if words.is_empty() { "replicated".into() } else { words.join(", ") }
+}

@@ -1,0 +1,258 @@
+//! `plan`: decides how to split a model, compiles the decision to know its memory to the byte, writes the plan.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use autoshard_cost_models::Cluster;
+use autoshard_ir::onnx::Model;
+use autoshard_planner::plan::{ModelEntry, Plan, bindings};
+use autoshard_planner::request::{Mode, PlanRequest};
+use autoshard_planner::search::{Found, SearchError, search};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::PlanArgs;
+use crate::failure::Failure;
+use crate::{files, loaded, show, workload};
+
+/// How often a plan whose arena is larger than its estimate is planned again with less memory.
+const ROUNDS: usize = 4;
+
+/// Runs the command.
+pub fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let started = Instant::now();
+    let output = args.output.clone().unwrap_or_else(|| files::with_suffix(&args.model, ".plan.json"));
+    check_writable(&output)?;
+    let model = loaded::model(&args.model)?;
+    let cluster = Cluster::load(&args.workload.cluster)
+        .and_then(|c| c.with_gpus(args.gpus))
+        .map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the clusters that are known"))?;
+    let (request, mut notes) = workload::request(&model, &cluster, &args.workload, &args.search)?;
+    if args.workload.cluster == "dgx-h100" {
+        notes.insert(0, format!("{} GPUs of dgx-h100 (--cluster)", args.gpus));
+    }
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let flag = interrupt.clone();
+    // A second Ctrl-C ends the program at once.
+    let _ = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    });
+    let bar = if args.quiet || args.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} {elapsed}").expect("a fixed text"));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    let plan = decide(&model, &cluster, &request, &interrupt, &bar, &args.model, notes);
+    bar.finish_and_clear();
+    let plan = plan?;
+    let text = plan.to_json().map_err(Failure::new)?;
+    files::write(&output, text.as_bytes())?;
+    if args.json {
+        println!("{}", text.trim_end());
+    } else {
+        print!("{}", summary(&plan, Some(started.elapsed())));
+        println!("\nwrote {}", output.display());
+    }
+    Ok(())
+}
+
+fn check_writable(output: &Path) -> Result<(), Failure> {
+    let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if output.is_dir() {
+        return Err(Failure::usage(format!("cannot write {}: it is a folder", output.display())));
+    }
+    tempfile::NamedTempFile::new_in(dir).map(|_| ()).map_err(|e| {
+        Failure::new(format!("cannot write {}: {e}", output.display())).help("choose another place with -o")
+    })
+}
+
+#[expect(clippy::too_many_arguments, reason = "one call, with everything a plan is made of")]
+fn decide(
+    model: &Model,
+    cluster: &Cluster,
+    request: &PlanRequest,
+    interrupt: &Arc<AtomicBool>,
+    bar: &ProgressBar,
+    path: &Path,
+    notes: Vec<String>,
+) -> Result<Plan, Failure> {
+    let source = |batch: usize| {
+        model.instantiate(&bindings(model, &request.workload, batch)).map_err(|e| e.to_string())
+    };
+    let limit = request.constraints.memory_limit.unwrap_or(u64::MAX).min(cluster.usable_memory().0);
+    let mut within = limit;
+    let mut excess = 0;
+    for _ in 0..ROUNDS {
+        let mut request = request.clone();
+        request.constraints.memory_limit = Some(within);
+        let progress = |done: usize, all: usize, best: Option<f64>| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+            bar.set_message(best.map_or("searching".into(), |t| format!("best so far {}", show::seconds(t))));
+        };
+        let found = search(&source, cluster, &request, Some(interrupt.clone()), &progress).map_err(failure)?;
+        let job = loaded::compile(&found.best.step.graph, &found.best.assignment)?;
+        let memory = autoshard_codegen::memory::memory(&job);
+        let peak = memory.iter().map(|m| m.total()).max().unwrap_or(0);
+        if peak > limit {
+            // The estimate was too low: leave it that much less, and a little more.
+            excess = peak - limit;
+            within = within.saturating_sub(excess + excess / 8);
+            if within == 0 {
+                break;
+            }
+            continue;
+        }
+        return Ok(write_down(found, request, cluster, model, path, notes, limit, memory));
+    }
+    Err(Failure::infeasible(format!(
+        "no plan fits into {} per GPU: the best found needs {} more than that when compiled",
+        show::bytes(limit),
+        show::bytes(excess)
+    ))
+    .help("more GPUs, a smaller --global-batch or --micro-batch, or --zero 3"))
+}
+
+#[expect(clippy::too_many_arguments, reason = "one call, with everything a plan is made of")]
+fn write_down(
+    found: Found,
+    mut request: PlanRequest,
+    cluster: &Cluster,
+    model: &Model,
+    path: &Path,
+    notes: Vec<String>,
+    limit: u64,
+    memory: Vec<autoshard_codegen::memory::StageMemory>,
+) -> Plan {
+    request.constraints.memory_limit = Some(limit).filter(|l| *l < cluster.usable_memory().0);
+    let entry = ModelEntry {
+        path: path.display().to_string(),
+        sha256: model.sha256().to_string(),
+        parameters: found.best.step.graph.parameter_count(),
+    };
+    let mut plan = Plan::new(&found, &request, cluster, entry, None, notes);
+    plan.cluster.memory_limit_bytes = limit;
+    plan.predicted.peak_memory_bytes = memory.iter().map(|m| m.total()).collect();
+    plan
+}
+
+fn failure(e: SearchError) -> Failure {
+    match e {
+        SearchError::Memory { .. } => Failure::infeasible(e)
+            .help("more GPUs, a smaller --global-batch, or a larger --memory-limit; `--objective memory` shows the least that is possible"),
+        SearchError::Pins(_) => Failure::infeasible(e).help("drop some of --tp, --pp, --dp, --micro-batch, or change --global-batch"),
+        other => Failure::new(other),
+    }
+}
+
+/// The plan on one screen.
+pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
+    let w = &plan.workload;
+    let mode = match w.mode {
+        Mode::Train => "training",
+        Mode::Infer => "inference",
+    };
+    let dims: Vec<String> = w.dims.iter().map(|(n, v)| format!("{n}={v}")).collect();
+    let mesh: Vec<String> = plan.mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
+    let p = &plan.pipeline;
+    let peak = plan.predicted.peak_memory_bytes.iter().max().copied().unwrap_or(0);
+    let limit = plan.cluster.memory_limit_bytes;
+    let s = &plan.search;
+    let b = &plan.predicted.breakdown;
+    let mut rows = vec![
+        vec!["model".into(), format!("{}, {} parameters", plan.model.path, show::count(plan.model.parameters as f64))],
+        vec!["workload".into(), format!("{mode}, batch {}{}{}", w.global_batch, if dims.is_empty() { "" } else { ", " }, dims.join(", "))],
+        vec!["cluster".into(), format!("{}, {} GPUs", plan.cluster.name, plan.cluster.gpus)],
+        vec![
+            "plan".into(),
+            format!(
+                "{}; {} micro-batch{} of {} per data-parallel rank{}",
+                mesh.join(" "),
+                p.micro_batches,
+                if p.micro_batches == 1 { "" } else { "es" },
+                p.micro_batch_size,
+                if p.stages > 1 { format!(", {}", schedule_name(plan)) } else { String::new() }
+            ),
+        ],
+        vec!["storage".into(), storage(plan)],
+        vec![
+            "time".into(),
+            format!(
+                "{} per step: compute {}, communication {}, bubble {}, optimizer {}",
+                show::seconds(plan.predicted.step_time_s),
+                show::seconds(b.compute_s),
+                show::seconds(b.communication_s),
+                show::seconds(b.bubble_s),
+                show::seconds(b.optimizer_s)
+            ),
+        ],
+        vec![
+            "".into(),
+            format!(
+                "{} tokens/s, {:.1} TFLOP/s per GPU, {} of peak",
+                show::count(plan.predicted.tokens_per_s),
+                plan.predicted.tflops_per_gpu,
+                show::percent(plan.predicted.mfu)
+            ),
+        ],
+        vec![
+            "memory".into(),
+            format!("{} of {} on the fullest GPU ({})", show::bytes(peak), show::bytes(limit), show::percent(peak as f64 / limit.max(1) as f64)),
+        ],
+        vec![
+            "proof".into(),
+            format!(
+                "no plan of the searched space takes less than {}: gap {}; {} of {} configurations solved{}{}",
+                if s.objective == autoshard_planner::constraints::Objective::Memory { show::bytes(s.bound_s as u64) } else { show::seconds(s.bound_s) },
+                show::percent(s.gap),
+                s.solved,
+                s.candidates,
+                wall.map_or(String::new(), |w| format!(" in {}", show::seconds(w.as_secs_f64()))),
+                if s.cut_short { ", cut short" } else { "" }
+            ),
+        ],
+    ];
+    for (i, a) in plan.alternatives.iter().take(3).enumerate() {
+        let slower = a.step_time_s / plan.predicted.step_time_s - 1.0;
+        rows.push(vec![
+            if i == 0 { "next best".into() } else { String::new() },
+            format!("{}: {} (+{}), {}", a.configuration, show::seconds(a.step_time_s), show::percent(slower), show::bytes(a.peak_memory_bytes)),
+        ]);
+    }
+    for (i, n) in plan.notes.iter().enumerate() {
+        rows.push(vec![if i == 0 { "assumed".into() } else { String::new() }, n.clone()]);
+    }
+    show::columns(&rows)
+}
+
+fn schedule_name(plan: &Plan) -> &'static str {
+    match plan.pipeline.schedule {
+        autoshard_planner::assignment::Schedule::GPipe => "GPipe",
+        autoshard_planner::assignment::Schedule::OneF1B => "1F1B",
+    }
+}
+
+/// How much of parameters and optimizer states is sharded over which axis.
+pub fn storage(plan: &Plan) -> String {
+    let part = |optimizer: bool, axis: &str| {
+        let (mut all, mut sharded) = (0, 0);
+        for s in plan.states.iter().filter(|s| (s.name.starts_with("adam.") || s.name.starts_with("sgd.")) == optimizer) {
+            all += s.count;
+            if s.storage.split(['[', ']', ',', '+', ' ']).any(|w| w == axis) {
+                sharded += s.count;
+            }
+        }
+        (all, sharded)
+    };
+    let mut words = Vec::new();
+    for (what, optimizer) in [("parameters", false), ("optimizer states", true)] {
+        for axis in ["tp", "dp"] {
+            let (all, sharded) = part(optimizer, axis);
+            if sharded > 0 {
+                words.push(format!("{sharded} of {all} {what} sharded over {axis}"));
+            }
+        }
+    }
+    if words.is_empty() { "all states replicated".into() } else { words.join(", ") }
+}

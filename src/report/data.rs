@@ -1,0 +1,311 @@
+//! What the page draws, made from a plan, its graph and its compiled programs.
+
+use std::collections::BTreeMap;
+
+use autoshard_codegen::memory::StageMemory;
+use autoshard_ir::blocks::Blocks;
+use autoshard_ir::{Graph, NodeId};
+use autoshard_planner::assignment::Assignment;
+use autoshard_planner::plan::{Breakdown, Plan};
+use autoshard_planner::request::Mode;
+use autoshard_planner::simulate::{Event, timeline};
+use serde::Serialize;
+
+use crate::show;
+
+/// Everything on the page.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Data {
+    pub title: String,
+    pub subtitle: String,
+    pub verdict: Vec<String>,
+    pub workload: Workload,
+    pub predicted: Predicted,
+    pub search: Search,
+    pub memory: Memory,
+    pub mesh: Mesh,
+    pub timeline: Timeline,
+    pub blocks: Vec<Block>,
+    pub alternatives: Vec<Alternative>,
+    pub notes: Vec<String>,
+}
+
+/// Of the workload.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Workload {
+    pub mode: Mode,
+}
+
+/// Predicted figures.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Predicted {
+    pub step_time_s: f64,
+    pub tokens_per_s: f64,
+    pub tflops_per_gpu: f64,
+    pub mfu: f64,
+    pub breakdown: Breakdown,
+}
+
+/// The certificate.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Search {
+    pub objective_s: f64,
+    pub bound_s: f64,
+    pub gap: f64,
+}
+
+/// Memory of all stages.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Memory {
+    pub limit_bytes: u64,
+    pub stages: Vec<Stage>,
+}
+
+/// Memory of a rank of one stage.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Stage {
+    pub stage: usize,
+    pub ranks: String,
+    pub total: u64,
+    #[serde(flatten)]
+    pub by: StageMemory,
+}
+
+/// The mesh.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Mesh {
+    pub axes: Vec<Axis>,
+    pub stages: usize,
+    pub ranks_per_stage: usize,
+    /// Per stage, what it holds.
+    pub holds: Vec<String>,
+}
+
+/// An axis.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Axis {
+    pub name: String,
+    pub size: usize,
+}
+
+/// The schedule, drawn.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Timeline {
+    pub stages: usize,
+    pub end_s: f64,
+    pub events: Vec<Event>,
+}
+
+/// Operators that lie together: what comes before the repeated block, the block, what comes after it.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Block {
+    pub title: String,
+    pub subtitle: String,
+    pub count: usize,
+    pub ops: Vec<Operator>,
+}
+
+/// A line of the operator table.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Operator {
+    pub op: String,
+    pub name: String,
+    pub section: String,
+    pub strategy: String,
+    pub inputs: Vec<String>,
+    pub outputs: Vec<String>,
+    pub collectives: Vec<String>,
+    pub time_s: f64,
+}
+
+/// Another configuration.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Alternative {
+    pub label: String,
+    pub time_s: f64,
+    pub memory_bytes: u64,
+    pub note: String,
+}
+
+/// Everything on the page of a plan. `times` gives the seconds of each class of nodes.
+pub fn data(plan: &Plan, graph: &Graph, a: &Assignment, blocks: &Blocks, memory: &[StageMemory], times: &[f64]) -> Data {
+    let per = a.mesh.ranks();
+    let events = timeline(&plan.predicted.stages, a.schedule, a.micro_batches);
+    let end_s = events.iter().map(|e| e.end_s).fold(0.0, f64::max);
+    Data {
+        title: format!("{} on {} GPUs", name(&plan.model.path), plan.cluster.gpus),
+        subtitle: subtitle(plan),
+        verdict: verdict(plan),
+        workload: Workload { mode: plan.workload.mode },
+        predicted: Predicted {
+            step_time_s: plan.predicted.step_time_s,
+            tokens_per_s: plan.predicted.tokens_per_s,
+            tflops_per_gpu: plan.predicted.tflops_per_gpu,
+            mfu: plan.predicted.mfu,
+            breakdown: plan.predicted.breakdown.clone(),
+        },
+        search: Search { objective_s: plan.search.objective_s, bound_s: plan.search.bound_s, gap: plan.search.gap },
+        memory: Memory {
+            limit_bytes: plan.cluster.memory_limit_bytes,
+            stages: memory
+                .iter()
+                .enumerate()
+                .map(|(s, m)| Stage {
+                    stage: s,
+                    ranks: if per == 1 { s.to_string() } else { format!("{}–{}", s * per, (s + 1) * per - 1) },
+                    total: m.total(),
+                    by: *m,
+                })
+                .collect(),
+        },
+        mesh: Mesh {
+            axes: a.mesh.axes.iter().map(|x| Axis { name: x.name.name().into(), size: x.size }).collect(),
+            stages: a.stages,
+            ranks_per_stage: per,
+            holds: (0..a.stages).map(|s| holds(graph, a, s)).collect(),
+        },
+        timeline: Timeline { stages: a.stages, end_s, events },
+        blocks: groups(plan, graph, a, blocks, times),
+        alternatives: alternatives(plan),
+        notes: plan.notes.clone(),
+    }
+}
+
+fn name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn subtitle(plan: &Plan) -> String {
+    let dims: Vec<String> = plan.workload.dims.iter().map(|(n, v)| format!("{n}={v}")).collect();
+    format!(
+        "{} parameters; {} with batch {}{}{}; cluster {}",
+        show::count(plan.model.parameters as f64),
+        match plan.workload.mode {
+            Mode::Train => "training",
+            Mode::Infer => "inference",
+        },
+        plan.workload.global_batch,
+        if dims.is_empty() { "" } else { ", " },
+        dims.join(", "),
+        plan.cluster.name
+    )
+}
+
+fn verdict(plan: &Plan) -> Vec<String> {
+    let size = |n: &str| plan.mesh.axes.iter().find(|a| a.name == n).map_or(1, |a| a.size);
+    let mut parts = Vec::new();
+    for (axis, what) in [("dp", "data"), ("tp", "tensor"), ("pp", "pipeline")] {
+        if size(axis) > 1 {
+            parts.push(format!("{what} parallelism over {}", size(axis)));
+        }
+    }
+    let split = if parts.is_empty() { "Nothing is split".to_string() } else { format!("Use {}", parts.join(", ")) };
+    let p = &plan.pipeline;
+    let batches = format!("{} micro-batch{} of {} per data-parallel rank", p.micro_batches, if p.micro_batches == 1 { "" } else { "es" }, p.micro_batch_size);
+    let gap = plan.search.gap;
+    let proof = if gap <= 1e-9 {
+        "No plan of the searched space is better under the cost model.".to_string()
+    } else {
+        format!("No plan of the searched space can be better by more than {} under the cost model.", show::percent(gap))
+    };
+    vec![format!("{split}, {batches}; {}.", crate::commands::plan::storage(plan)), proof]
+}
+
+/// Parameters that a stage keeps.
+fn holds(graph: &Graph, a: &Assignment, stage: usize) -> String {
+    let kept = graph.states.iter().zip(&a.home).filter(|(s, h)| {
+        h.0 as usize == stage && s.kind == autoshard_ir::graph::StateKind::Parameter
+    });
+    let (tensors, elements) = kept.fold((0, 0.0), |(n, e), (s, _)| (n + 1, e + graph.ty(s.read).numel() as f64));
+    format!("{} parameters in {tensors} tensors", show::count(elements))
+}
+
+fn alternatives(plan: &Plan) -> Vec<Alternative> {
+    let mesh: Vec<String> = plan.mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
+    let p = &plan.pipeline;
+    let chosen = Alternative {
+        label: format!("{}, {} micro-batch{}", mesh.join(" "), p.micro_batches, if p.micro_batches == 1 { "" } else { "es" }),
+        time_s: plan.predicted.step_time_s,
+        memory_bytes: plan.predicted.peak_memory_bytes.iter().max().copied().unwrap_or(0),
+        note: "the plan".into(),
+    };
+    let others = plan.alternatives.iter().map(|x| Alternative {
+        label: x.configuration.clone(),
+        time_s: x.step_time_s,
+        memory_bytes: x.peak_memory_bytes,
+        note: if x.step_time_s > plan.predicted.step_time_s { "slower".into() } else { "more memory".into() },
+    });
+    std::iter::once(chosen).chain(others).collect()
+}
+
+/// Classes grouped by how often they occur: singles before the block, the block, singles after it.
+fn groups(plan: &Plan, graph: &Graph, a: &Assignment, blocks: &Blocks, times: &[f64]) -> Vec<Block> {
+    let mut by_count: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (class, members) in blocks.nodes.iter().enumerate() {
+        by_count.entry(members.len()).or_default().push(class);
+    }
+    let mut groups: Vec<Block> = by_count
+        .into_iter()
+        .map(|(count, classes)| Block {
+            title: if count == 1 { "Outside the repeated blocks".into() } else { format!("Repeated {count} times") },
+            subtitle: format!("{} operators", classes.len()),
+            count,
+            ops: classes.into_iter().map(|c| operator(plan, graph, a, blocks.nodes[c][0], c, times)).collect(),
+        })
+        .collect();
+    groups.sort_by_key(|b| std::cmp::Reverse(b.count));
+    groups
+}
+
+fn operator(plan: &Plan, graph: &Graph, a: &Assignment, first: NodeId, class: usize, times: &[f64]) -> Operator {
+    let (n, entry) = (graph.node(first), &plan.operators[class]);
+    let words: Vec<String> = entry.strategy.iter().map(|(axis, what)| format!("{axis}: {what}")).collect();
+    Operator {
+        op: n.op.to_string(),
+        name: if n.scope.is_empty() { n.name.clone() } else { n.scope.clone() },
+        section: entry.section.clone(),
+        strategy: if words.is_empty() { "replicated".into() } else { words.join(", ") },
+        inputs: entry.inputs.clone(),
+        outputs: entry.outputs.clone(),
+        collectives: collectives(graph, a, first),
+        time_s: times.get(class).copied().unwrap_or(0.0),
+    }
+}
+
+/// What it takes to bring a node's operands into the specs it wants.
+fn collectives(graph: &Graph, a: &Assignment, id: NodeId) -> Vec<String> {
+    let n = graph.node(id);
+    let rule = n.op.factors(&graph.input_types(n), &graph.output_types(n));
+    let mut lines = Vec::new();
+    for (i, &v) in n.inputs.iter().enumerate() {
+        let from = match graph.value(v).def {
+            autoshard_ir::graph::Def::Node(p, at) => {
+                let producer = graph.node(p);
+                let rule = producer.op.factors(&graph.input_types(producer), &graph.output_types(producer));
+                a.strategy(p).output_spec(&rule, at)
+            }
+            autoshard_ir::graph::Def::State(s) => a.storage(s).clone(),
+            autoshard_ir::graph::Def::Input(port) => a.inputs[port].clone(),
+            autoshard_ir::graph::Def::Const(_) => continue,
+        };
+        let want = a.strategy(id).input_spec(&rule, i);
+        let Ok(steps) = autoshard_planner::reshard::reshard(&from, &want, graph.ty(v), &a.mesh) else { continue };
+        for step in steps.iter().filter(|s| s.kind.communicates()) {
+            let axes: Vec<&str> = step.kind.axes().iter().map(|x| a.mesh.axis(*x).name.name()).collect();
+            lines.push(format!("{} over {} of operand {i}", step.kind.name(), axes.join("+")));
+        }
+    }
+    lines
+}

@@ -1,0 +1,17 @@
+//! The report: one HTML file that shows a plan, without any server or network.
+//!
+//! The page's own sources (`page.html`, `page.css`, `page.js`) are embedded; [`data`] makes the JSON that it draws.
+
+pub mod data;
+
+use crate::failure::Failure;
+
+/// The page for some data.
+pub fn page(data: &data::Data) -> Result<String, Failure> {
+    // `</script>` inside a string must not end the element.
+    let json = serde_json::to_string(data).map_err(Failure::new)?.replace("</", "<\\/");
+    Ok(include_str!("page.html")
+        .replace("/*STYLE*/", include_str!("page.css"))
+        .replace("/*SCRIPT*/", include_str!("page.js"))
+        .replace("/*DATA*/", &json))
+}

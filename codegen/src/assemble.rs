@@ -6,10 +6,10 @@
 //! - With several, what passes from the forward to the backward list is in the frame; the rest of the lists either shares
 //!   the frame's free places (good when one frame is enough) or has scratch memory of its own: whichever is smaller.
 
-use autoshard_runtime::program::{BufferId, Instr, Program, Region, Slot};
+use autoshard_runtime::program::{BufferId, Instr, List, Program, Region, Slot};
 
 use crate::layout::{self, Lifetime};
-use crate::partition::{Lasting, List, Stage};
+use crate::partition::{Lasting, Stage};
 
 /// First write and last read of every buffer, as instruction numbers of `lists` put one after the other.
 fn lifetimes(stage: &Stage, lists: &[List]) -> Vec<Option<(usize, usize)>> {
@@ -62,9 +62,35 @@ fn in_place(stage: &mut Stage) {
     }
 }
 
+/// Drops buffers that no instruction names any more, and numbers the others anew.
+fn compact(stage: &mut Stage) {
+    let mut used: Vec<bool> = stage.lasting.iter().map(|l| *l == Lasting::Persistent).collect();
+    for b in stage.lists.iter().flatten().flat_map(|i| i.reads().into_iter().chain(i.writes())) {
+        used[b.0 as usize] = true;
+    }
+    let mut number = 0;
+    let renamed: Vec<BufferId> = used
+        .iter()
+        .map(|u| {
+            let id = BufferId(number);
+            number += u32::from(*u);
+            id
+        })
+        .collect();
+    let rename = |b: BufferId| renamed[b.0 as usize];
+    stage.lists.iter_mut().flatten().for_each(|i| i.map_buffers(rename));
+    stage.states.iter_mut().for_each(|s| s.buffer = rename(s.buffer));
+    stage.constants.iter_mut().for_each(|c| c.0 = rename(c.0));
+    let mut keep = used.iter();
+    stage.buffers.retain(|_| *keep.next().expect("one flag per buffer"));
+    let mut keep = used.iter();
+    stage.lasting.retain(|_| *keep.next().expect("one flag per buffer"));
+}
+
 /// Gives every buffer its place.
 pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches: usize) -> Program {
     in_place(&mut stage);
+    compact(&mut stage);
     let n = stage.buffers.len();
     let mut regions = vec![Region::Scratch; n];
     let mut offsets = vec![0u64; n];
@@ -94,13 +120,12 @@ pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches:
         }
         placed.total
     };
-    const ALL: [List; 4] = [List::Prologue, List::Forward, List::Backward, List::Update];
     let (frame_bytes, scratch_bytes, offsets) = if micro_batches == 1 {
-        let spans = lifetimes(&stage, &ALL);
+        let spans = lifetimes(&stage, &List::ALL);
         let frame = lay(&|_| true, &spans, Region::Frame, &mut offsets);
         (frame, 0, offsets)
     } else {
-        let per_list: Vec<_> = ALL.iter().map(|l| lifetimes(&stage, &[*l])).collect();
+        let per_list: Vec<_> = List::ALL.iter().map(|l| lifetimes(&stage, &[*l])).collect();
         let joint = lifetimes(&stage, &[List::Forward, List::Backward]);
         let crosses = |i: usize| per_list[1][i].is_some() && per_list[2][i].is_some();
         let in_micro_batch = |i: usize| joint[i].is_some();

@@ -5,35 +5,23 @@
 //! backward list needs are kept in the smallest spec in which the forward list has them, and resharded again where
 //! they are used; parameters are gathered anew in every list (ZeRO-3 would not save memory otherwise).
 //!
-//! The order of sends and receives follows the graph's order in all stages, so no two stages can wait for each other.
+//! Sends and receives follow the graph's order in all stages, so no two stages can wait for each other; and a stage receives
+//! from another in the order in which that one sends (see [`crate::transfer::Transfer::tag`]).
 //!
 //! Buffers have no place yet: see [`crate::assemble`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use autoshard_ir::graph::{Def, Section};
-use autoshard_ir::{Graph, NodeId, Tensor, ValueId};
+use autoshard_ir::{Graph, NodeId, Tensor, Type, ValueId};
 use autoshard_planner::assignment::{Assignment, StageId};
 use autoshard_planner::reshard::{self, StepKind};
 use autoshard_planner::spec::Spec;
-use autoshard_runtime::program::{Axis, Buffer, BufferId, Instr, Region, StateSlot};
+use autoshard_runtime::program::{Axis, Buffer, BufferId, Instr, List, Region, StateSlot};
 
 use crate::error::CompileError;
 use crate::transfer::Transfers;
-
-/// The lists of a program, in the order in which a step first runs them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum List {
-    /// Once per step, first.
-    Prologue,
-    /// Per micro-batch.
-    Forward,
-    /// Per micro-batch.
-    Backward,
-    /// Once per step, last.
-    Update,
-}
 
 /// Specs of the operands and results of a node under its strategy.
 #[derive(Debug, Clone)]
@@ -98,6 +86,8 @@ struct Partition<'a> {
     transfers: &'a Transfers,
     out: Stage,
     versions: HashMap<ValueId, Vec<Version>>,
+    /// Messages not yet received, by sender and list, in the order of sending.
+    expected: BTreeMap<(StageId, List), BTreeMap<u32, ValueId>>,
     list: List,
 }
 
@@ -116,8 +106,16 @@ pub fn stage(
         states: Vec::new(),
         constants: Vec::new(),
     };
-    let mut p =
-        Partition { graph, a, stage, specs, transfers, out, versions: HashMap::new(), list: List::Prologue };
+    let mut expected: BTreeMap<(StageId, List), BTreeMap<u32, ValueId>> = BTreeMap::new();
+    for (v, by_stage) in &transfers.of {
+        if let (Some(t), Some((from, _))) = (by_stage.get(&stage), crate::transfer::home(graph, a, specs, *v))
+            && t.list != List::Prologue
+        {
+            expected.entry((from, t.list)).or_default().insert(t.tag, *v);
+        }
+    }
+    let versions = HashMap::new();
+    let mut p = Partition { graph, a, stage, specs, transfers, out, versions, expected, list: List::Prologue };
     p.states()?;
     for (list, section) in
         [(List::Forward, Section::Forward), (List::Backward, Section::Backward), (List::Update, Section::Update)]
@@ -403,18 +401,19 @@ impl Partition<'_> {
 
     /// Receives what only the backward list uses of the values made in forward lists.
     fn late_receives(&mut self) -> Result<(), CompileError> {
-        let due: Vec<ValueId> = self
-            .transfers
-            .of
-            .iter()
-            .filter(|(v, m)| {
-                m.get(&self.stage).is_some_and(|t| t.list == List::Forward) && !self.versions.contains_key(v)
-            })
-            .map(|(v, _)| *v)
-            .collect();
-        for v in due {
+        (0..self.a.stages).try_for_each(|from| self.receive_up_to(StageId(from as u16), u32::MAX))
+    }
+
+    /// Receives what another stage sends in the current list, up to a message, in the order of sending.
+    fn receive_up_to(&mut self, from: StageId, tag: u32) -> Result<(), CompileError> {
+        let Some(due) = self.expected.get_mut(&(from, self.list)) else { return Ok(()) };
+        let later = due.split_off(&tag.saturating_add(1));
+        let now = std::mem::replace(due, later);
+        for (tag, v) in now {
             let spec = self.transfers.of[&v][&self.stage].spec.clone();
-            self.get(v, &spec)?;
+            let output = self.buffer(v, &spec, Lasting::ByUse)?;
+            self.push(Instr::Recv { output, from: from.0.into(), tag });
+            self.add_version(v, spec, output, false);
         }
         Ok(())
     }
@@ -452,7 +451,7 @@ impl Partition<'_> {
         let mut best: Option<(u64, Version, Vec<reshard::Step>)> = None;
         let mut reason = String::new();
         for x in seen {
-            match reshard::reshard(&x.spec, want, &ty, &self.a.mesh) {
+            match self.steps(&x.spec, want, &ty) {
                 Ok(steps) => {
                     let cost = reshard::weight(&x.spec, &steps, &ty, &self.a.mesh);
                     if best.as_ref().is_none_or(|(c, _, s)| (cost, steps.len()) < (*c, s.len())) {
@@ -470,6 +469,20 @@ impl Partition<'_> {
             at = self.step(v, at, step)?;
         }
         Ok(at)
+    }
+
+    /// The steps between two specs; where they are partial in different ways, through a whole value.
+    fn steps(&self, from: &Spec, want: &Spec, ty: &Type) -> Result<Vec<reshard::Step>, reshard::ReshardError> {
+        let mesh = &self.a.mesh;
+        reshard::reshard(from, want, ty, mesh).or_else(|e| {
+            if from.partial.is_empty() || want.partial.is_empty() {
+                return Err(e);
+            }
+            let whole = Spec { dims: from.dims.clone(), partial: Vec::new() };
+            let mut steps = reshard::reshard(from, &whole, ty, mesh)?;
+            steps.extend(reshard::reshard(&whole, want, ty, mesh)?);
+            Ok(steps)
+        })
     }
 
     /// The first version of a value in this stage.
@@ -493,9 +506,7 @@ impl Partition<'_> {
                 if let (Some(t), Some(from)) = (transfer, from)
                     && t.list == self.list
                 {
-                    let output = self.buffer(v, &t.spec, Lasting::ByUse)?;
-                    self.push(Instr::Recv { output, from: from.0.into(), tag: t.tag });
-                    self.add_version(v, t.spec, output, false);
+                    self.receive_up_to(from, t.tag)?;
                 } else if self.list == List::Backward && self.reduce_in_forward(v)? {
                     // Now there is a whole version that the frame keeps.
                 } else {

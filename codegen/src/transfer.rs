@@ -10,9 +10,10 @@ use autoshard_ir::graph::{Def, Section};
 use autoshard_ir::{Graph, NodeId, ValueId};
 use autoshard_planner::assignment::{Assignment, StageId};
 use autoshard_planner::spec::Spec;
+use autoshard_runtime::program::List;
 
 use crate::error::CompileError;
-use crate::partition::{List, NodeSpecs};
+use crate::partition::NodeSpecs;
 
 /// One message between two stages.
 #[derive(Debug, Clone)]
@@ -21,7 +22,7 @@ pub struct Transfer {
     pub spec: Spec,
     /// The list that sends and receives it.
     pub list: List,
-    /// Unique number.
+    /// Unique number; a list sends in the order of tags.
     pub tag: u32,
 }
 
@@ -75,7 +76,6 @@ pub fn transfers(graph: &Graph, a: &Assignment, specs: &[NodeSpecs]) -> Result<T
         }
     }
     let mut of: BTreeMap<ValueId, BTreeMap<StageId, Transfer>> = BTreeMap::new();
-    let mut tag = 0;
     for (v, wants) in wanted {
         let Some((from, made)) = home(graph, a, specs, v) else { continue };
         let list = match graph.value(v).def {
@@ -90,11 +90,30 @@ pub fn transfers(graph: &Graph, a: &Assignment, specs: &[NodeSpecs]) -> Result<T
             let (made, want) = (whole(&made), whole(&want));
             let bytes = |s: &Spec| s.local(graph.ty(v), &a.mesh).map(|t| t.bytes());
             let spec = if bytes(&made) < bytes(&want) { made } else { want };
-            of.entry(v).or_default().insert(to, Transfer { spec, list, tag });
+            of.entry(v).or_default().insert(to, Transfer { spec, list, tag: 0 });
+        }
+    }
+    number(graph, &mut of);
+    Ok(Transfers { of, runs })
+}
+
+/// Numbers transfers in the order in which lists send them: states by id; sums over micro-batches first in `Update`;
+/// then results in the order of their nodes.
+fn number(graph: &Graph, of: &mut BTreeMap<ValueId, BTreeMap<StageId, Transfer>>) {
+    let order = |v: &ValueId| match graph.value(*v).def {
+        Def::State(s) => (0, s.index(), 0),
+        Def::Node(n, i) => (if graph.node(n).op.name() == "Accumulate" { 1 } else { 2 }, n.index(), i),
+        _ => (3, 0, 0),
+    };
+    let mut values: Vec<ValueId> = of.keys().copied().collect();
+    values.sort_by_key(order);
+    let mut tag = 0;
+    for v in values {
+        for t in of.get_mut(&v).into_iter().flat_map(|m| m.values_mut()) {
+            t.tag = tag;
             tag += 1;
         }
     }
-    Ok(Transfers { of, runs })
 }
 
 /// The list that a node is in. An `Accumulate` is in its section's list, but what it gives is there after the last

@@ -138,7 +138,7 @@ fn random_assignment(graph: &Graph, mesh: Mesh, stages: usize, micro_batches: us
         .nodes
         .iter()
         .map(|node| {
-            let choices = strategies::of_node(graph, node, &mesh).choices;
+            let choices = strategies::of_node(graph, node, &mesh).list;
             choices[d.below(choices.len())].strategy.clone()
         })
         .collect();

@@ -313,8 +313,39 @@ impl StagePrediction {
     }
 }
 
+/// Something that a stage does, for pictures.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Event {
+    /// Which stage.
+    pub stage: usize,
+    /// `forward`, `backward` or `update`.
+    pub kind: &'static str,
+    /// For which micro-batch; 0 in the update.
+    pub micro_batch: usize,
+    /// Seconds from the start of the step.
+    pub start_s: f64,
+    /// Seconds from the start of the step.
+    pub end_s: f64,
+}
+
+/// What stages do in a step, as [`simulate`] played it.
+pub fn timeline(stages: &[StagePrediction], schedule: Schedule, micro_batches: usize) -> Vec<Event> {
+    let played = play(stages, &Pace { schedule, micro_batches });
+    let mut events = played.events;
+    for (stage, s) in stages.iter().enumerate() {
+        if s.update.total() > 0.0 {
+            let (start_s, end_s) = (played.end, played.end + s.update.total());
+            events.push(Event { stage, kind: "update", micro_batch: 0, start_s, end_s });
+        }
+    }
+    events.retain(|e| e.end_s > e.start_s);
+    events
+}
+
 /// The forwards and backwards of a step, played.
 struct Played {
+    /// In the order in which they were found to be possible.
+    events: Vec<Event>,
     /// When the last one ends.
     end: f64,
     /// Seconds that each stage is busy.
@@ -354,6 +385,7 @@ fn play(stages: &[StagePrediction], pace: &Pace) -> Played {
     let mut ended = vec![[vec![none; pace.micro_batches], vec![none; pace.micro_batches]]; p];
     let mut next = vec![0; p];
     let mut clock = vec![0.0; p];
+    let mut events = Vec::new();
     loop {
         let mut moved = false;
         for s in 0..p {
@@ -367,7 +399,10 @@ fn play(stages: &[StagePrediction], pace: &Pace) -> Played {
                 if ready.is_nan() {
                     break;
                 }
-                clock[s] = f64::max(clock[s], ready) + time;
+                let start_s = f64::max(clock[s], ready);
+                clock[s] = start_s + time;
+                let kind = if slot.0 == 0 { "forward" } else { "backward" };
+                events.push(Event { stage: s, kind, micro_batch: slot.1, start_s, end_s: clock[s] });
                 ended[s][slot.0][slot.1] = clock[s];
                 next[s] += 1;
                 moved = true;
@@ -379,6 +414,7 @@ fn play(stages: &[StagePrediction], pace: &Pace) -> Played {
     }
     let m = pace.micro_batches as f64;
     Played {
+        events,
         end: clock.into_iter().fold(0.0, f64::max),
         busy: (0..p).map(|s| m * (forward[s] + backward[s])).collect(),
     }

@@ -39,7 +39,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         for (i, (&v, spec)) in node.outputs.iter().zip(&entry.outputs).enumerate() {
             println!("  {} {:<28} {spec}", if i == 0 { "results  " } else { "         " }, format!("{}", graph.ty(v)));
         }
-        println!("  possible  {} ways on this mesh", found.choices.len());
+        println!("  possible  {} ways on this mesh", found.list.len());
         for u in &found.unavailable {
             println!("  not       {u}");
         }

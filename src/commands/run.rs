@@ -63,7 +63,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         checkpoint::save(&mut session, dir).map_err(Failure::new)?;
     }
     if let (Some(path), Some(recorder)) = (&args.trace, &recorder) {
-        files::write(path, recorder.to_json(session.job()).as_bytes())?;
+        let mut text = Vec::new();
+        recorder.write(&mut text).map_err(Failure::new)?;
+        files::write(path, &text)?;
     }
     let samples = loaded.plan.workload.global_batch as f64 / per_step;
     if args.json {

@@ -1,0 +1,86 @@
+//! Every core model under every kind of parallelism computes what the unsharded model computes: planned by the command
+//! line with pins, run on virtual ranks, compared by `verify` (outputs, gradients, updated parameters and optimizer states,
+//! within 1e-4).
+
+use std::path::PathBuf;
+use std::process::Command;
+
+const LOGITS: &[&str] = &[
+    "gpt2-logits-dyn",
+    "gpt2-logits-leg",
+    "llama-logits-dyn",
+    "llama-logits-leg",
+    "vit-logits-dyn",
+    "resnet-logits-dyn",
+    "resnet-logits-leg",
+];
+
+const LOSS: &[&str] = &[
+    "gpt2-loss-dyn",
+    "gpt2-loss-leg",
+    "llama-loss-dyn",
+    "llama-loss-leg",
+    "bert-mlm-loss-dyn",
+    "bert-mlm-loss-leg",
+    "vit-loss-dyn",
+    "vit-loss-leg",
+];
+
+/// Name, GPUs, pins.
+const PLANS: &[(&str, usize, &[&str])] = &[
+    ("dp=2", 2, &["--dp", "2"]),
+    ("tp=2", 2, &["--tp", "2"]),
+    ("pp=2", 2, &["--pp", "2"]),
+    ("tp=2 pp=2, 4 micro-batches", 4, &["--tp", "2", "--pp", "2", "--micro-batch", "2"]),
+    ("zero 1", 2, &["--dp", "2", "--zero", "1"]),
+    ("zero 2", 2, &["--dp", "2", "--zero", "2", "--micro-batch", "2"]),
+    ("zero 3", 2, &["--dp", "2", "--zero", "3"]),
+    ("sequence parallel", 2, &["--tp", "2", "--sequence-parallel", "on"]),
+    ("gpipe", 2, &["--pp", "2", "--micro-batch", "2", "--schedule", "gpipe"]),
+    ("planner's choice for 8", 8, &[]),
+];
+
+fn autoshard(args: &[&str]) -> Result<String, String> {
+    let out = Command::new(env!("CARGO_BIN_EXE_autoshard")).args(args).output().unwrap();
+    let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
+    if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
+}
+
+fn check(models: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models");
+    let mut failures = Vec::new();
+    for model in models {
+        let file = root.join(format!("{model}.onnx"));
+        let mut base = vec!["--global-batch", "8", "--cluster", "dgx-h100", "--quiet"];
+        if !model.starts_with("vit") && !model.starts_with("resnet") {
+            base.extend(["--dim", "sequence=12"]);
+        }
+        for (name, gpus, pins) in PLANS {
+            if pins.contains(&"--zero") && !LOSS.contains(model) {
+                continue;
+            }
+            let plan = dir.path().join("plan.json");
+            let gpus = gpus.to_string();
+            let (file, plan) = (file.to_str().unwrap(), plan.to_str().unwrap());
+            let mut args = vec!["plan", file, "--gpus", &gpus, "-o", plan];
+            args.extend(&base);
+            args.extend(*pins);
+            let done = autoshard(&args).and_then(|_| autoshard(&["check", plan])).and_then(|_| autoshard(&["verify", plan]));
+            if let Err(e) = done {
+                failures.push(format!("{model}, {name}: {e}"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn inference() {
+    check(LOGITS);
+}
+
+#[test]
+fn training() {
+    check(LOSS);
+}

@@ -30,7 +30,8 @@ pub fn percent(x: f64) -> String {
     if x < 0.1 { format!("{:.2} %", x * 100.0) } else { format!("{:.1} %", x * 100.0) }
 }
 
-/// Text in columns: every column as wide as its widest cell, numbers (cells that start with a digit) to the right.
+/// Text in columns: every column as wide as its widest cell. Columns of numbers (all cells but the first row's start with a
+/// digit) are set to the right.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = Vec::new();
     for row in rows {
@@ -41,13 +42,16 @@ pub fn columns(rows: &[Vec<String>]) -> String {
             widths[i] = widths[i].max(cell.chars().count());
         }
     }
+    let number = |c: &String| c.starts_with(|x: char| x.is_ascii_digit()) && c.chars().count() < 12;
+    let right: Vec<bool> =
+        (0..widths.len()).map(|i| i > 0 && rows.len() > 1 && rows[1..].iter().all(|r| r.get(i).is_none_or(number))).collect();
     let line = |row: &Vec<String>| {
         let cells: Vec<String> = row
             .iter()
             .enumerate()
             .map(|(i, c)| {
                 let pad = " ".repeat(widths[i] - c.chars().count());
-                if i > 0 && c.starts_with(|x: char| x.is_ascii_digit()) { pad + c } else { c.clone() + &pad }
+                if right[i] { pad + c } else { c.clone() + &pad }
             })
             .collect();
         cells.join("  ").trim_end().to_string()

@@ -102,6 +102,12 @@ fn shards(spec: &Spec, axis: AxisId) -> bool {
     spec.dims.iter().flatten().any(|a| *a == axis)
 }
 
+/// Those that are wanted, or all where none is.
+fn prefer(all: Vec<Choice>, wanted: impl Fn(&Choice) -> bool) -> Vec<Choice> {
+    let (yes, no): (Vec<Choice>, Vec<Choice>) = all.into_iter().partition(wanted);
+    if yes.is_empty() { no } else { yes }
+}
+
 /// Keeps what a ZeRO pin demands: sharded over `dp` where one of them can be, or not at all.
 fn zero<T: Clone>(all: Vec<T>, spec: impl Fn(&T) -> &Spec, dp: AxisId, wanted: bool) -> (Vec<T>, bool) {
     let (with, without): (Vec<T>, Vec<T>) = all.into_iter().partition(|c| shards(spec(c), dp));
@@ -156,11 +162,25 @@ impl Filter<'_> {
             return kept;
         }
         let all: Vec<Choice> = all.into_iter().filter(|c| self.customary(c)).collect();
+        let all = prefer(all, |c| self.splits_batch(c));
+        let all = if self.is_product(id) { prefer(all, |c| !self.idle_on_tp(c)) } else { all };
         if self.constraints.sequence_parallel != Some(true) || !self.splits_tokens(id, strategies) {
             return all;
         }
-        let (split, rest): (Vec<Choice>, Vec<Choice>) = all.into_iter().partition(|c| !self.idle_on_tp(c));
-        if split.is_empty() { rest } else { split }
+        prefer(all, |c| !self.idle_on_tp(c))
+    }
+
+    /// Whether `dp` splits the batch: data parallelism is not left to ranks that all compute the same.
+    fn splits_batch(&self, c: &Choice) -> bool {
+        let splits = |u: &Use| matches!(u, Use::Split(f) if self.tags[f.0 as usize] == Some(Tag::Batch));
+        c.strategy.0.iter().zip(&self.mesh.axes).any(|(u, a)| a.name == AxisName::Dp && splits(u))
+    }
+
+    /// Whether this is a product: what `tp` is meant to split.
+    fn is_product(&self, id: NodeId) -> bool {
+        let n = self.graph.node(id);
+        let (ins, outs) = (self.graph.input_types(n), self.graph.output_types(n));
+        matches!(n.op.work(&ins, &outs).family, Family::MatMul | Family::Conv | Family::Attention)
     }
 
     /// Whether axes split what they customarily split, see [`crate::roles`].

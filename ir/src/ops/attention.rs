@@ -25,6 +25,15 @@ use crate::tensor::Type;
 const ATTRS: &[(&str, AttrKind)] =
     &[("scale", AttrKind::Float), ("causal", AttrKind::Bool), ("offset", AttrKind::Int), ("window", AttrKind::Int)];
 
+/// Also whether the mask's gradient is a result.
+const GRAD_ATTRS: &[(&str, AttrKind)] = &[
+    ("scale", AttrKind::Float),
+    ("causal", AttrKind::Bool),
+    ("offset", AttrKind::Int),
+    ("window", AttrKind::Int),
+    ("mask_grad", AttrKind::Bool),
+];
+
 /// Fused attention.
 pub static ATTENTION: OpDef = OpDef {
     name: "Attention",
@@ -40,11 +49,12 @@ pub static ATTENTION: OpDef = OpDef {
     samples,
 };
 
-/// Gradients of attention: of q, k, v, out, lse, dout (and mask) those of q, k, v.
+/// Gradients of attention: of q, k, v, delta, lse, dout (and mask) those of q, k, v (and mask, where `mask_grad` says),
+/// with `delta = sum(out * dout) - dlse` per row.
 pub static ATTENTION_GRAD: OpDef = OpDef {
     name: "AttentionGrad",
-    doc: "gradients of Attention: of q, k, v, out, lse, dout (and mask) those of q, k, v",
-    attrs: ATTRS,
+    doc: "gradients of Attention: of q, k, v, delta, lse, dout (and mask) those of q, k, v (and mask)",
+    attrs: GRAD_ATTRS,
     onnx: &[],
     infer: infer_grad,
     factors: factors_grad,
@@ -109,54 +119,57 @@ fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
 fn infer_grad(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
     expect_operands(op.name(), inputs, &[6, 7])?;
     let [out, lse] = check(op, &inputs[0], &inputs[1], &inputs[2], inputs.get(6))?;
-    if inputs[3] != out || inputs[4] != lse || inputs[5].dims != out.dims {
+    if inputs[3] != lse || inputs[4] != lse || inputs[5] != out {
         return Err(OpError(format!(
-            "AttentionGrad: out {}, lse {}, dout {} are not those of {out}, {lse}",
+            "AttentionGrad: delta {}, lse {}, dout {} are not of types {lse}, {lse}, {out}",
             inputs[3], inputs[4], inputs[5]
         )));
     }
-    Ok(inputs[..3].to_vec())
+    let mut grads = inputs[..3].to_vec();
+    if op.get_flag("mask_grad") {
+        grads.extend(inputs.get(6).filter(|m| m.dtype.is_float()).cloned());
+        if grads.len() == 3 {
+            return Err(OpError("AttentionGrad: only a mask of numbers has a gradient".into()));
+        }
+    }
+    Ok(grads)
 }
 
-/// `rows`: operands that have the query dims; `keys`: those with the key heads; `outs`, `key_outs` likewise.
-fn rule(
-    inputs: &[Type],
-    outputs: &[Type],
-    (rows, keys): (&[usize], &[usize]),
-    (outs, key_outs): (&[usize], &[usize]),
+/// Operands, or results, by the dims they have.
+struct Sides<'a> {
+    /// With the query's batch, heads and rows.
+    rows: &'a [usize],
+    /// With the keys' batch and heads.
+    keys: &'a [usize],
+    /// Of the mask's sizes.
     mask: Option<usize>,
-) -> RuleBuilder {
-    let (q, k) = (&inputs[0].dims, &inputs[1].dims);
-    let at = |sets: &[&[usize]], d: usize| -> Vec<(usize, usize)> {
-        sets.iter().flat_map(|s| s.iter()).map(|&i| (i, d)).collect()
+}
+
+fn rule(i: &[Type], o: &[Type], ins: &Sides<'_>, outs: &Sides<'_>) -> RuleBuilder {
+    let (q, k) = (&i[0].dims, &i[1].dims);
+    let at = |types: &[Type], s: &Sides<'_>, d: usize, with_keys: bool| -> Vec<(usize, usize)> {
+        let keys = if with_keys { s.keys } else { &[] };
+        let mask = s.mask.filter(|&m| types[m].dims[d] == q[d]);
+        s.rows.iter().chain(keys).copied().chain(mask).map(|i| (i, d)).collect()
     };
-    let with_mask = |mut operands: Vec<(usize, usize)>, d: usize| {
-        operands.extend(mask.filter(|&m| inputs[m].dims[d] == q[d] && q[d] > 1).map(|m| (m, d)));
-        operands
-    };
-    let rule = RuleBuilder::new(inputs, outputs).factor(
-        "b",
-        q[0],
-        &with_mask(at(&[rows, keys], 0), 0),
-        &at(&[outs, key_outs], 0),
-    );
     // With one key head for all, every rank has it, and query heads split alone.
-    let rule = if k[1] == 1 {
-        rule.factor("heads", q[1], &with_mask(at(&[rows], 1), 1), &at(&[outs], 1))
-    } else {
-        rule.factor("heads", k[1], &with_mask(at(&[rows, keys], 1), 1), &at(&[outs, key_outs], 1))
-    };
-    rule.factor("s", q[2], &with_mask(at(&[rows], 2), 2), &at(&[outs], 2))
+    let grouped = k[1] > 1;
+    let heads = if grouped { k[1] } else { q[1] };
+    RuleBuilder::new(i, o)
+        .factor("b", q[0], &at(i, ins, 0, true), &at(o, outs, 0, true))
+        .factor("heads", heads, &at(i, ins, 1, grouped), &at(o, outs, 1, grouped))
+        .factor("s", q[2], &at(i, ins, 2, false), &at(o, outs, 2, false))
 }
 
 fn factors(_: &Op, i: &[Type], o: &[Type]) -> FactorRule {
-    rule(i, o, (&[0], &[1, 2]), (&[0, 1], &[]), (i.len() > 3).then_some(3)).build(&[])
+    let ins = Sides { rows: &[0], keys: &[1, 2], mask: (i.len() > 3).then_some(3) };
+    rule(i, o, &ins, &Sides { rows: &[0, 1], keys: &[], mask: None }).build(&[])
 }
 
 fn factors_grad(_: &Op, i: &[Type], o: &[Type]) -> FactorRule {
-    rule(i, o, (&[0, 3, 4, 5], &[1, 2]), (&[0], &[1, 2]), (i.len() > 6).then_some(6))
-        .build(&[ReduceKind::Sum; 3])
-        .linear_in([5])
+    let ins = Sides { rows: &[0, 3, 4, 5], keys: &[1, 2], mask: (i.len() > 6).then_some(6) };
+    let outs = Sides { rows: &[0], keys: &[1, 2], mask: (o.len() > 3).then_some(3) };
+    rule(i, o, &ins, &outs).build(&[ReduceKind::Sum; 4]).linear_in([3, 5])
 }
 
 /// `products` matrix products of the size of the scores, half of it when causal.
@@ -172,21 +185,40 @@ fn work(op: &Op, inputs: &[Type], outputs: &[Type], products: f64) -> Work {
     }
 }
 
+fn grad_op(op: &Op) -> Op {
+    let mut grad = Op::new(&ATTENTION_GRAD);
+    for (name, value) in op.attrs() {
+        grad = grad.with(name, value.clone());
+    }
+    grad
+}
+
 fn gradient(cx: &mut GradCx<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
-    if cx.grads[1].is_some() {
-        return Err(OpError("Attention's normaliser has no gradient".into()));
+    let (out, lse) = (cx.outputs[0], cx.outputs[1]);
+    let (row_type, out_type) = (cx.b.ty(lse).clone(), cx.b.ty(out).clone());
+    if cx.grads.iter().all(Option::is_none) {
+        return Ok(vec![None; cx.inputs.len()]);
     }
+    let zeros = |b: &mut Builder, ty: &Type| {
+        let zero = b.scalar(ty.dtype, 0.0);
+        b.expand(zero, &ty.dims)
+    };
+    let (dout, mut delta) = match cx.grads[0] {
+        Some(dout) => {
+            let (wide_out, wide_dout) = (cx.b.cast(out, row_type.dtype)?, cx.b.cast(dout, row_type.dtype)?);
+            let product = cx.b.mul(wide_out, wide_dout)?;
+            (dout, cx.b.reduce_sum(product, &[3], false)?)
+        }
+        None => (zeros(cx.b, &out_type)?, zeros(cx.b, &row_type)?),
+    };
+    if let Some(dlse) = cx.grads[1] {
+        delta = cx.b.sub(delta, dlse)?;
+    }
+    let mut op = grad_op(cx.op);
     if cx.wanted.get(3) == Some(&true) {
-        return Err(OpError(
-            "the mask of a fused Attention depends on trained parameters, whose gradient is not supported; export with attention decomposed (opset 22 or below)".into(),
-        ));
+        op = op.flag("mask_grad", true);
     }
-    let Some(dout) = cx.grads[0] else { return Ok(vec![None; cx.inputs.len()]) };
-    let mut op = Op::new(&ATTENTION_GRAD);
-    for (name, value) in cx.op.attrs() {
-        op = op.with(name, value.clone());
-    }
-    let mut operands = vec![cx.inputs[0], cx.inputs[1], cx.inputs[2], cx.outputs[0], cx.outputs[1], dout];
+    let mut operands = vec![cx.inputs[0], cx.inputs[1], cx.inputs[2], delta, lse, dout];
     operands.extend(cx.inputs.get(3));
     let grads = cx.b.emit(op, &operands)?;
     Ok((0..cx.inputs.len()).map(|i| grads.get(i).copied().filter(|_| cx.wanted[i])).collect())
@@ -229,20 +261,20 @@ fn samples() -> Vec<Sample> {
     ]
 }
 
-/// Normalisers large enough that weights stay below 1; the operator is a function of any `out` and `lse`.
+/// Normalisers large enough that weights stay below 1; the operator is a function of any `delta` and `lse`.
 fn samples_grad() -> Vec<Sample> {
     samples()
         .into_iter()
         .filter_map(|s| {
             let types: Vec<Type> = s.inputs.iter().map(|i| i.ty.clone()).collect();
             let outs = s.op.infer(&types).ok()?;
-            let mut op = Op::new(&ATTENTION_GRAD);
-            for (name, value) in s.op.attrs() {
-                op = op.with(name, value.clone());
+            let mut op = grad_op(&s.op);
+            if types.get(3).is_some_and(|m| m.dtype.is_float()) {
+                op = op.flag("mask_grad", true);
             }
             let mut given = s.inputs.into_iter();
             let mut inputs: Vec<SampleInput> = given.by_ref().take(3).collect();
-            inputs.push(SampleInput::f32(&outs[0].dims[..]));
+            inputs.push(SampleInput::f32(&outs[1].dims[..]));
             inputs.push(SampleInput::f32_in(&outs[1].dims[..], 2.0, 3.0));
             inputs.push(SampleInput::f32(&outs[0].dims[..]));
             inputs.extend(given);

@@ -8,8 +8,9 @@ use crate::factor::{FactorRule, ReduceKind};
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, by_float, dot, expect_float, expect_operands, never_identity};
+use crate::ops::real::{Real, by_float, dot, expect_float, expect_operands, never_identity, stat_dtype};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::dim_attr;
 use crate::tensor::{Type, View, ViewMut};
 
 const ATTRS: &[(&str, AttrKind)] = &[("axis", AttrKind::Int), ("epsilon", AttrKind::Float)];
@@ -85,14 +86,23 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
 
 fn check(op: &Op, x: &Type, parameters: &[Type]) -> Result<(), OpError> {
     expect_float(op.name(), "its operand", x)?;
-    let axis = axis(op.get_int("axis"), x.rank())?;
+    let axis = dim_attr(op, "axis", x.rank())?;
     for p in parameters {
         if p.dims != x.dims[axis..] {
             return Err(OpError(format!("{} of {x} from dim {axis} on does not fit scale or bias {p}", op.name())));
         }
-        expect_float(op.name(), "scale or bias", p)?;
+        same_width(op, x, p)?;
     }
     Ok(())
+}
+
+/// Half floats may mix with f32, since kernels widen them; f64 may not.
+fn same_width(op: &Op, x: &Type, other: &Type) -> Result<(), OpError> {
+    expect_float(op.name(), "an operand", other)?;
+    if stat_dtype(x.dtype) == stat_dtype(other.dtype) {
+        return Ok(());
+    }
+    Err(OpError(format!("{} of {x} with {other}: element types do not mix; cast one", op.name())))
 }
 
 fn infer(op: &Op, inputs: &[Type], counts: &[usize]) -> Result<Vec<Type>, OpError> {
@@ -107,6 +117,7 @@ fn infer_grad(op: &Op, inputs: &[Type], results: usize) -> Result<Vec<Type>, OpE
     if inputs[2].dims != inputs[0].dims {
         return Err(OpError(format!("{}: the gradient {} is not of the sizes of {}", op.name(), inputs[2], inputs[0])));
     }
+    same_width(op, &inputs[0], &inputs[2])?;
     let mut outs = vec![inputs[1].clone(); results];
     outs[0] = inputs[0].clone();
     Ok(outs)

@@ -8,6 +8,7 @@ use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::ops::real::{around, expect_operands, never_identity, no_kernel};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::dim_attr;
 use crate::tensor::{View, ViewMut};
 
 /// Running sum along a dim.
@@ -21,7 +22,7 @@ pub static CUM_SUM: OpDef = OpDef {
         if !i[0].dtype.is_float() && !matches!(i[0].dtype, DType::I64 | DType::I32) {
             return Err(OpError(format!("CumSum of {}; cast it to a float, i64 or i32", i[0])));
         }
-        axis(op.get_int("axis"), i[0].rank())?;
+        dim_attr(op, "axis", i[0].rank())?;
         Ok(i.to_vec())
     },
     factors: |op, i, o| {

@@ -13,6 +13,7 @@ use crate::op::{Attr, AttrKind, Family, GradCx, Gradient, KernelError, Op, OpDef
 use crate::ops::gather::GATHER_ELEMENTS;
 use crate::ops::real::{expect_operands, never_identity, no_kernel};
 use crate::ops::rules::{DIMS, RuleBuilder};
+use crate::ops::support::dim_attr;
 use crate::tensor::{Type, View, ViewMut};
 
 /// Rows at index tuples.
@@ -113,7 +114,7 @@ fn infer_nd(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
 
 fn infer_elements(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
     let [data, indices, updates] = check(op, inputs)?;
-    let axis = axis(op.get_int("axis"), data.rank())?;
+    let axis = dim_attr(op, "axis", data.rank())?;
     let fits = |d: usize| d == axis || indices.dims[d] <= data.dims[d];
     if indices.dims != updates.dims || indices.rank() != data.rank() || !(0..data.rank()).all(fits) {
         return Err(OpError(format!("ScatterElements of {updates} at {indices} into {data}: sizes do not fit")));

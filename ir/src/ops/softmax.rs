@@ -7,6 +7,7 @@ use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::ops::real::{Real, around, by_float, dot, expect_float, expect_operands, never_identity};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::dim_attr;
 use crate::tensor::{Type, View, ViewMut};
 
 /// Softmax over one dim.
@@ -60,15 +61,11 @@ pub static SOFTMAX_GRAD: OpDef = OpDef {
     samples: || samples(&SOFTMAX_GRAD, 2),
 };
 
-fn the_axis(op: &Op, ty: &Type) -> Result<usize, OpError> {
-    axis(op.get_int("axis"), ty.rank())
-}
-
 fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
     let count = if op.name() == "SoftmaxGrad" { 2 } else { 1 };
     expect_operands(op.name(), inputs, &[count])?;
     expect_float(op.name(), "its operand", &inputs[0])?;
-    the_axis(op, &inputs[0])?;
+    dim_attr(op, "axis", inputs[0].rank())?;
     if inputs.iter().any(|t| t != &inputs[0]) {
         return Err(OpError(format!("{} of operands {} and {}, which differ", op.name(), inputs[0], inputs[1])));
     }

@@ -11,6 +11,7 @@ use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::ops::real::{around, expect_operands, never_identity, no_kernel};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::dim_attr;
 use crate::tensor::{Type, View, ViewMut};
 
 /// The `k` largest (or smallest) elements along a dim, sorted, and their indices (i64). Equal elements: lowest index
@@ -35,7 +36,7 @@ pub static TOP_K: OpDef = OpDef {
 fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
     expect_operands(op.name(), inputs, &[1])?;
     let x = &inputs[0];
-    let axis = axis(op.get_int("axis"), x.rank())?;
+    let axis = dim_attr(op, "axis", x.rank())?;
     let size = x.dims[axis];
     let k = usize::try_from(op.get_int("k")).ok().filter(|&k| k <= size).ok_or_else(|| {
         OpError(format!("TopK of k = {} elements along dim {axis} of {x}, which has {size}", op.get_int("k")))

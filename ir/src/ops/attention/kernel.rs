@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::dtype::DType;
 use crate::op::{KernelError, Op};
-use crate::ops::real::{Real, by_float, dot};
+use crate::ops::real::{Real, by_float};
 use crate::tensor::{View, ViewMut};
 
 /// Query rows per block.
@@ -87,9 +87,13 @@ impl<'a, T: Real> Mask<'a, T> {
             _ => Mask { visible: None, bias: Some(m.as_slice()), by },
         }
     }
+    /// The element for batch, head, row and key.
+    fn at(&self, place: [usize; 4]) -> usize {
+        place.iter().zip(self.by).map(|(p, by)| p * by).sum()
+    }
     /// Applies it to scores of keys from `first` on.
-    fn apply(&self, [b, h, row, first]: [usize; 4], scores: &mut [T]) {
-        let at = b * self.by[0] + h * self.by[1] + row * self.by[2] + first * self.by[3];
+    fn apply(&self, place: [usize; 4], scores: &mut [T]) {
+        let at = self.at(place);
         if let Some(bias) = self.bias {
             for (j, s) in scores.iter_mut().enumerate() {
                 *s += bias[at + j * self.by[3]];
@@ -190,22 +194,28 @@ fn forward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], out: &mut [T], lse: &mut 
 
 pub(super) fn backward(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(), KernelError> {
     let z = Sizes::of(op, &inputs[0], &inputs[1], &inputs[2]);
-    let [dq, dk, dv] = outputs else { return Err(KernelError("AttentionGrad has 3 results".into())) };
+    let [dq, dk, dv, dmask @ ..] = outputs else {
+        return Err(KernelError("AttentionGrad has at least 3 results".into()));
+    };
     by_float!(op, inputs[0].dtype(), T => {
-        backward_of::<T>(&z, inputs, dq.as_mut_slice(), dk.as_mut_slice(), dv.as_mut_slice());
+        let dmask = dmask.first_mut().map(ViewMut::as_mut_slice);
+        backward_of::<T>(&z, inputs, [dq.as_mut_slice(), dk.as_mut_slice(), dv.as_mut_slice()], dmask);
         Ok(())
     })
 }
 
-/// With weights `p`: `dv = p' dout`, `ds = p (dout v' - sum(dout out)) scale`, `dq = ds k`, `dk = ds' q`.
-fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], dq: &mut [T], dk: &mut [T], dv: &mut [T]) {
-    let [q, k, v, out, lse, dout] = [0, 1, 2, 3, 4, 5].map(|i| inputs[i].as_slice::<T>());
+/// With weights `p`: `dv = p' dout`, `dmask = p (dout v' - delta)`, `ds = dmask scale`, `dq = ds k`, `dk = ds' q`.
+fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], [dq, dk, dv]: [&mut [T]; 3], mut dmask: Option<&mut [T]>) {
+    let [q, k, v, delta, lse, dout] = [0, 1, 2, 3, 4, 5].map(|i| inputs[i].as_slice::<T>());
     let mask = Mask::of(inputs.get(6));
     let mut block = vec![T::ZERO; ROWS * z.t];
     let mut back = vec![T::ZERO; ROWS * z.t];
     let scale = T::of(z.scale);
     dk.fill(T::ZERO);
     dv.fill(T::ZERO);
+    if let Some(d) = &mut dmask {
+        d.fill(T::ZERO);
+    }
     for (head, key_head, rows) in z.blocks() {
         let keys = z.keys_of(&rows);
         let (m, n) = (rows.len(), keys.len());
@@ -218,7 +228,7 @@ fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], dq: &mut [T], dk: &mut [
         let (weights, back) = (&mut block[..m * n], &mut back[..m * n]);
         scores(z, head, &rows, &keys, q, &k[key_head * z.t * z.d..], &mask, weights);
         let key_at = key_head * z.t + keys.start;
-        let (out, dout, lse) = (&out[at * z.e..][..m * z.e], &dout[at * z.e..][..m * z.e], &lse[at..][..m]);
+        let (delta, dout, lse) = (&delta[at..][..m], &dout[at * z.e..][..m * z.e], &lse[at..][..m]);
         for (w, lse) in weights.chunks_exact_mut(n).zip(lse) {
             if *lse == T::NEG_INFINITY {
                 w.fill(T::ZERO);
@@ -228,11 +238,17 @@ fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], dq: &mut [T], dk: &mut [
         }
         multiply([n, z.e, m], (&mut dv[key_at * z.e..], [z.e, 1]), true, (weights, [1, n]), (dout, [z.e, 1]));
         multiply([m, n, z.e], (back, [n, 1]), false, (dout, [z.e, 1]), (&v[key_at * z.e..], [1, z.e]));
-        for (i, (w, back)) in weights.chunks_exact(n).zip(back.chunks_exact_mut(n)).enumerate() {
-            let mean = dot(&out[i * z.e..(i + 1) * z.e], &dout[i * z.e..(i + 1) * z.e]);
-            for (w, b) in w.iter().zip(back) {
-                *b = *w * (*b - mean) * scale;
+        for ((i, delta), (w, back)) in rows.zip(delta).zip(weights.chunks_exact(n).zip(back.chunks_exact_mut(n))) {
+            for (w, b) in w.iter().zip(&mut *back) {
+                *b = *w * (*b - *delta);
             }
+            if let Some(d) = &mut dmask {
+                let at = mask.at([head / z.h, head % z.h, i, keys.start]);
+                for (j, b) in back.iter().enumerate() {
+                    d[at + j * mask.by[3]] += *b;
+                }
+            }
+            back.iter_mut().for_each(|b| *b *= scale);
         }
         multiply([m, z.d, n], (dq, [z.d, 1]), false, (back, [n, 1]), (&k[key_at * z.d..], [z.d, 1]));
         multiply([n, z.d, m], (&mut dk[key_at * z.d..], [z.d, 1]), true, (back, [1, n]), (&q[at * z.d..], [z.d, 1]));

@@ -18,8 +18,9 @@ use crate::factor::{FactorRule, ReduceKind};
 use crate::graph::ValueId;
 use crate::onnx::import::OnnxRule;
 use crate::op::{AttrKind, Family, GradCx, Gradient, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{expect_float, expect_operands, never_identity, stat_dtype};
+use crate::ops::real::{expect_float, expect_operands, stat_dtype};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::never;
 use crate::tensor::Type;
 
 const ATTRS: &[(&str, AttrKind)] =
@@ -43,7 +44,7 @@ pub static ATTENTION: OpDef = OpDef {
     infer,
     factors,
     work: |op, i, o| work(op, i, o, 2.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel: kernel::forward,
     samples,
@@ -59,7 +60,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
     infer: infer_grad,
     factors: factors_grad,
     work: |op, i, o| work(op, i, o, 5.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of Attention"),
     kernel: kernel::backward,
     samples: samples_grad,
@@ -145,7 +146,7 @@ struct Sides<'a> {
     mask: Option<usize>,
 }
 
-fn rule(i: &[Type], o: &[Type], ins: &Sides<'_>, outs: &Sides<'_>) -> RuleBuilder {
+fn rule<'a>(i: &'a [Type], o: &'a [Type], ins: &Sides<'_>, outs: &Sides<'_>) -> RuleBuilder<'a> {
     let (q, k) = (&i[0].dims, &i[1].dims);
     let at = |types: &[Type], s: &Sides<'_>, d: usize, with_keys: bool| -> Vec<(usize, usize)> {
         let keys = if with_keys { s.keys } else { &[] };

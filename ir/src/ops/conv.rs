@@ -10,8 +10,9 @@ use crate::factor::{FactorRule, ReduceKind};
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{Family, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, by_float, expect_float, expect_operands, never_identity};
+use crate::ops::real::{Real, by_float, expect_float, expect_operands};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::never;
 use crate::ops::window::{CONV_ATTRS, CONV_GRAD_ATTRS, Window, WindowLoops};
 use crate::tensor::{Type, View, ViewMut};
 
@@ -24,7 +25,7 @@ pub static CONV: OpDef = OpDef {
     infer,
     factors,
     work: |_, i, o| work(i, o, &o[0], &i[1]),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel,
     samples,
@@ -39,7 +40,7 @@ pub static CONV_GRAD_INPUT: OpDef = OpDef {
     infer: infer_grad,
     factors: factors_grad_input,
     work: |_, i, o| work(i, o, &i[0], &i[1]),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of Conv"),
     kernel: kernel_grad_input,
     samples: || samples_grad(&CONV_GRAD_INPUT),
@@ -54,7 +55,7 @@ pub static CONV_GRAD_WEIGHT: OpDef = OpDef {
     infer: infer_grad,
     factors: factors_grad_weight,
     work: |_, i, o| work(i, o, &i[1], &o[0]),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of Conv"),
     kernel: kernel_grad_weight,
     samples: || samples_grad(&CONV_GRAD_WEIGHT),

@@ -13,8 +13,9 @@ use crate::factor::{FactorRule, ReduceKind};
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, by_float, expect_float, expect_index, expect_operands, never_identity, stat_dtype};
+use crate::ops::real::{Real, by_float, expect_float, expect_index, expect_operands, stat_dtype};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::never;
 use crate::tensor::{Type, View, ViewMut};
 
 /// Normaliser and label's logit.
@@ -29,7 +30,7 @@ pub static CROSS_ENTROPY_PARTS: OpDef = OpDef {
     infer,
     factors,
     work: |_, i, o| Work { flops: 4.0 * i[0].numel() as f64, ..Work::memory(i, o, 0.0) },
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel,
     samples,
@@ -44,7 +45,7 @@ pub static CROSS_ENTROPY_GRAD: OpDef = OpDef {
     infer: infer_grad,
     factors: factors_grad,
     work: |_, i, o| Work::memory(i, o, 4.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of CrossEntropyParts"),
     kernel: kernel_grad,
     samples: samples_grad,

@@ -7,8 +7,9 @@ use crate::factor::FactorRule;
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, by_float, expect_float, expect_operands, never_identity, strides};
+use crate::ops::real::{Real, by_float, expect_float, expect_operands, strides};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::never;
 use crate::tensor::{Tensor, Type, View, ViewMut};
 
 /// Drops elements at random and scales the others by `1 / (1 - ratio)`. Operands: x, and optionally the step (a scalar),
@@ -21,7 +22,7 @@ pub static DROPOUT: OpDef = OpDef {
     infer,
     factors,
     work: |_, i, o| Work::memory(i, o, 4.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel,
     samples,

@@ -13,7 +13,8 @@ use crate::builder::Builder;
 use crate::factor::{Factor, FactorId, FactorRule, ReduceKind};
 use crate::graph::{Def, ValueId};
 use crate::op::{Attr, AttrKind, Family, GradCx, Gradient, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::never_identity;
+
+use crate::ops::support::never;
 use crate::tensor::Type;
 
 /// Contraction of two tensors.
@@ -25,7 +26,7 @@ pub static EINSUM: OpDef = OpDef {
     infer,
     factors,
     work,
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel: kernel::kernel,
     samples,

@@ -8,9 +8,10 @@ use crate::factor::{FactorRule, ReduceKind};
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, by_float, dot, expect_float, expect_operands, never_identity, stat_dtype};
+use crate::ops::real::{Real, by_float, dot, expect_float, expect_operands, stat_dtype};
 use crate::ops::rules::RuleBuilder;
-use crate::ops::support::dim_attr;
+
+use crate::ops::support::{dim_attr, never};
 use crate::tensor::{Type, View, ViewMut};
 
 const ATTRS: &[(&str, AttrKind)] = &[("axis", AttrKind::Int), ("epsilon", AttrKind::Float)];
@@ -24,7 +25,7 @@ pub static LAYER_NORM: OpDef = OpDef {
     infer: |op, i| infer(op, i, &[2, 3]),
     factors: |op, i, o| factors(op, i, o, &[0]),
     work: |_, i, o| Work::memory(i, o, 8.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(layer_norm_gradient),
     kernel: layer_norm_kernel,
     samples: || {
@@ -43,7 +44,7 @@ pub static LAYER_NORM_GRAD: OpDef = OpDef {
     infer: |op, i| infer_grad(op, i, 3),
     factors: |op, i, o| factors(op, i, o, &[0, 2]).linear_in([2]),
     work: |_, i, o| Work::memory(i, o, 14.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of LayerNorm"),
     kernel: layer_norm_grad_kernel,
     samples: || samples(&LAYER_NORM_GRAD, &[false, true, false]),
@@ -63,7 +64,7 @@ pub static RMS_NORM: OpDef = OpDef {
     infer: |op, i| infer(op, i, &[2]),
     factors: |op, i, o| factors(op, i, o, &[0]),
     work: |_, i, o| Work::memory(i, o, 5.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(rms_norm_gradient),
     kernel: rms_norm_kernel,
     samples: || samples(&RMS_NORM, &[false, true]),
@@ -78,7 +79,7 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
     infer: |op, i| infer_grad(op, i, 2),
     factors: |op, i, o| factors(op, i, o, &[0, 2]).linear_in([2]),
     work: |_, i, o| Work::memory(i, o, 10.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of RmsNorm"),
     kernel: rms_norm_grad_kernel,
     samples: || samples(&RMS_NORM_GRAD, &[false, true, false]),

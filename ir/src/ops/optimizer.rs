@@ -4,8 +4,9 @@ use crate::builder::Builder;
 use crate::factor::FactorRule;
 use crate::graph::ValueId;
 use crate::op::{AttrKind, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, by_float, expect_float, expect_operands, never_identity};
+use crate::ops::real::{Real, by_float, expect_float, expect_operands};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::never;
 use crate::tensor::{Type, View, ViewMut};
 
 /// The sum over micro-batches.
@@ -20,7 +21,7 @@ pub static ACCUMULATE: OpDef = OpDef {
     },
     factors: |op, i, o| elementwise(op, i, o).linear_in([0]),
     work: |_, i, o| Work::memory(i, o, 1.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("between micro-batches and update"),
     kernel: |_, inputs, outputs| {
         outputs[0].data.copy_from_slice(inputs[0].data);
@@ -45,7 +46,7 @@ pub static ADAMW: OpDef = OpDef {
     infer: infer_adamw,
     factors: elementwise,
     work: |_, i, o| Work::memory(i, o, 16.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("update"),
     kernel: adamw_kernel,
     samples: adamw_samples,
@@ -65,7 +66,7 @@ pub static SGD: OpDef = OpDef {
     infer: infer_sgd,
     factors: elementwise,
     work: |_, i, o| Work::memory(i, o, 6.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("update"),
     kernel: sgd_kernel,
     samples: sgd_samples,

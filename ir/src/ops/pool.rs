@@ -4,8 +4,9 @@ use crate::factor::FactorRule;
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, by_float, expect_float, expect_operands, never_identity};
+use crate::ops::real::{Real, by_float, expect_float, expect_operands};
 use crate::ops::rules::RuleBuilder;
+use crate::ops::support::never;
 use crate::ops::window::{POOL_ATTRS, POOL_GRAD_ATTRS, Window, WindowLoops};
 use crate::tensor::{Type, View, ViewMut};
 
@@ -21,7 +22,7 @@ pub static MAX_POOL: OpDef = OpDef {
     infer,
     factors,
     work: pool_work,
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel: max_kernel,
     samples: || samples(&MAX_POOL),
@@ -43,7 +44,7 @@ pub static MAX_POOL_GRAD: OpDef = OpDef {
     },
     factors: |op, i, o| factors(op, i, o).linear_in([1]),
     work: pool_work,
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of MaxPool"),
     kernel: max_grad_kernel,
     samples: || {
@@ -69,7 +70,7 @@ pub static AVERAGE_POOL: OpDef = OpDef {
     infer,
     factors: |op, i, o| factors(op, i, o).linear_in([0]),
     work: pool_work,
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel: average_kernel,
     samples: || samples(&AVERAGE_POOL),
@@ -92,7 +93,7 @@ pub static AVERAGE_POOL_GRAD: OpDef = OpDef {
     },
     factors: |op, i, o| factors(op, i, o).linear_in([0]),
     work: pool_work,
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of AveragePool"),
     kernel: average_grad_kernel,
     samples: || {

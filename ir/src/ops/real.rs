@@ -6,7 +6,7 @@
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
 use crate::dtype::DType;
-use crate::op::{KernelError, Op, OpError};
+use crate::op::OpError;
 use crate::tensor::Type;
 
 /// f32 or f64.
@@ -225,16 +225,11 @@ macro_rules! by_float {
                 type $t = f64;
                 $body
             }
-            other => Err($crate::ops::real::no_kernel($op, other)),
+            other => Err($crate::ops::support::no_kernel($op, other)),
         }
     };
 }
 pub(crate) use by_float;
-
-/// A kernel that knows no such element type.
-pub(crate) fn no_kernel(op: &Op, dtype: DType) -> KernelError {
-    KernelError(format!("{} has no kernel for elements of type {dtype}", op.name()))
-}
 
 /// The element type of statistics (normalisers, means) of values of that type: at least f32.
 pub(crate) fn stat_dtype(dtype: DType) -> DType {
@@ -296,29 +291,4 @@ pub(crate) fn strides(dims: &[usize]) -> Vec<usize> {
 /// Sizes before, at and after a dim: a tensor seen as `[outer, size, inner]`.
 pub(crate) fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
-}
-
-/// No operand equals the result.
-pub(crate) fn never_identity(_: &Op, _: &[Type], _: &Type) -> Option<usize> {
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Real;
-
-    #[test]
-    fn fast_functions_are_close_and_pass_nan() {
-        for i in -100_000..=100_000 {
-            let x = i as f32 * 1e-4;
-            let close = |got: f32, want: f64| (f64::from(got) - want).abs() <= 6e-7 * want.abs();
-            assert!(close(Real::fast_tanh(x), f64::from(x).tanh()), "tanh {x}");
-            assert!(close(Real::erf(x), libm::erf(x.into())), "erf {x}");
-            assert!(close(Real::fast_exp(x), f64::from(x).exp()), "exp {x}");
-        }
-        assert!(
-            Real::fast_tanh(f32::NAN).is_nan() && Real::erf(f32::NAN).is_nan() && Real::fast_exp(f32::NAN).is_nan()
-        );
-        assert_eq!((Real::fast_exp(f32::INFINITY), Real::fast_exp(f32::NEG_INFINITY)), (f32::INFINITY, 0.0));
-    }
 }

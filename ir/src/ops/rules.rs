@@ -1,63 +1,44 @@
-//! Builds factor rules dim by dim, for operators that Einstein notation with fixed ranks does not fit.
+//! Factor rules in a chain, for operators most of whose dims are factors of their own.
 
-use crate::factor::{Factor, FactorId, FactorRule, ReduceKind};
+use super::support::{DIM_NAMES, RuleMaker};
+use crate::factor::{FactorRule, ReduceKind};
 use crate::tensor::Type;
 
-/// Names of factors that are merely a dim.
-pub(crate) const DIMS: [&str; 8] = ["d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7"];
-
 /// A rule under construction: everything whole at first.
-pub(crate) struct RuleBuilder {
-    rule: FactorRule,
-    driven_outputs: Vec<Vec<usize>>,
-}
+pub(crate) struct RuleBuilder<'a>(RuleMaker<'a>);
 
-impl RuleBuilder {
-    pub fn new(inputs: &[Type], outputs: &[Type]) -> RuleBuilder {
-        RuleBuilder { rule: FactorRule::replicate(inputs, outputs), driven_outputs: Vec::new() }
+impl<'a> RuleBuilder<'a> {
+    pub fn new(inputs: &'a [Type], outputs: &'a [Type]) -> RuleBuilder<'a> {
+        RuleBuilder(RuleMaker::new(inputs, outputs))
     }
-    /// Adds a factor that drives these (operand, dim) and (result, dim). Dropped when its size is 1.
+    /// Adds a factor that drives these (operand, dim) and (result, dim).
     pub fn factor(
         mut self,
         name: &'static str,
         size: usize,
         inputs: &[(usize, usize)],
         outputs: &[(usize, usize)],
-    ) -> RuleBuilder {
-        if size > 1 {
-            let id = FactorId(self.rule.factors.len() as u8);
-            self.rule.factors.push(Factor { name, size });
-            for &(i, d) in inputs {
-                self.rule.inputs[i][d] = Some(id);
-            }
-            for &(o, d) in outputs {
-                self.rule.outputs[o][d] = Some(id);
-            }
-            self.driven_outputs.push(outputs.iter().map(|&(o, _)| o).collect());
-        }
+    ) -> RuleBuilder<'a> {
+        self.0.factor(name, size, inputs, outputs);
         self
     }
-    /// Adds a factor for each of these dims, the same dim of all given operands and results.
+    /// Adds a factor for each of these dims, the same dim of all given operands and results. Dims beyond the last name
+    /// stay whole.
     pub fn dims(
         mut self,
         dims: impl IntoIterator<Item = usize>,
         sizes: &[usize],
         inputs: &[usize],
         outputs: &[usize],
-    ) -> RuleBuilder {
-        for d in dims.into_iter().take(DIMS.len()) {
+    ) -> RuleBuilder<'a> {
+        for d in dims.into_iter().take_while(|&d| d < DIM_NAMES.len()) {
             let at = |which: &[usize]| which.iter().map(|&i| (i, d)).collect::<Vec<_>>();
-            self = self.factor(DIMS[d], sizes[d], &at(inputs), &at(outputs));
+            self = self.factor(DIM_NAMES[d], sizes[d], &at(inputs), &at(outputs));
         }
         self
     }
     /// The rule; a result that lacks a factor combines by its entry of `reduce`.
-    pub fn build(mut self, reduce: &[ReduceKind]) -> FactorRule {
-        for (o, combine) in self.rule.combine.iter_mut().enumerate() {
-            if self.driven_outputs.iter().any(|outs| !outs.contains(&o)) {
-                *combine = reduce.get(o).copied();
-            }
-        }
-        self.rule
+    pub fn build(self, reduce: &[ReduceKind]) -> FactorRule {
+        self.0.finish_each(|o| reduce.get(o).copied())
     }
 }

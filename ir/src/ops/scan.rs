@@ -6,9 +6,10 @@ use crate::factor::FactorRule;
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{around, expect_operands, never_identity, no_kernel};
+use crate::ops::real::{around, expect_operands};
 use crate::ops::rules::RuleBuilder;
-use crate::ops::support::dim_attr;
+
+use crate::ops::support::{dim_attr, never, no_kernel};
 use crate::tensor::{View, ViewMut};
 
 /// Running sum along a dim.
@@ -31,7 +32,7 @@ pub static CUM_SUM: OpDef = OpDef {
         RuleBuilder::new(i, o).dims(others, &i[0].dims, &[0], &[0]).build(&[]).linear_in([0])
     },
     work: |_, i, o| Work::memory(i, o, 1.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(cum_sum_gradient),
     kernel: cum_sum_kernel,
     samples: || {
@@ -61,7 +62,7 @@ pub static TRILU: OpDef = OpDef {
         if i[0].dtype == DType::Bool { rule } else { rule.linear_in([0]) }
     },
     work: |_, i, o| Work::memory(i, o, 0.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(|cx| {
         let Some(dy) = cx.grads[0] else { return Ok(vec![None]) };
         Ok(vec![Some(cx.b.emit1(cx.op.clone(), &[dy])?)])

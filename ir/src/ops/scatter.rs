@@ -11,9 +11,10 @@ use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{Attr, AttrKind, Family, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::ops::gather::GATHER_ELEMENTS;
-use crate::ops::real::{expect_operands, never_identity, no_kernel};
-use crate::ops::rules::{DIMS, RuleBuilder};
-use crate::ops::support::dim_attr;
+use crate::ops::real::expect_operands;
+use crate::ops::rules::RuleBuilder;
+
+use crate::ops::support::{DIM_NAMES, dim_attr, never, no_kernel};
 use crate::tensor::{Type, View, ViewMut};
 
 /// Rows at index tuples.
@@ -25,7 +26,7 @@ pub static SCATTER_ND: OpDef = OpDef {
     infer: infer_nd,
     factors: factors_nd,
     work: scatter_work,
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel: |op, inputs, outputs| kernel(op, inputs, outputs, combine_nd),
     samples: samples_nd,
@@ -43,7 +44,7 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
     infer: infer_elements,
     factors: factors_elements,
     work: scatter_work,
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel: |op, inputs, outputs| kernel(op, inputs, outputs, combine_elements),
     samples: samples_elements,
@@ -133,8 +134,8 @@ fn factors_nd(op: &Op, inputs: &[Type], outputs: &[Type]) -> FactorRule {
     let depth = indices.dims.last().copied().unwrap_or(0);
     let tuples = indices.rank().saturating_sub(1);
     let mut rule = RuleBuilder::new(inputs, outputs);
-    for d in (depth..data.rank()).take_while(|&d| d < DIMS.len()) {
-        rule = rule.factor(DIMS[d], data.dims[d], &[(0, d), (2, tuples + d - depth)], &[(0, d)]);
+    for d in (depth..data.rank()).take_while(|&d| d < DIM_NAMES.len()) {
+        rule = rule.factor(DIM_NAMES[d], data.dims[d], &[(0, d), (2, tuples + d - depth)], &[(0, d)]);
     }
     with_linear(op, rule.build(&[]), data)
 }

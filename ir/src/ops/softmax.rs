@@ -5,9 +5,10 @@ use crate::factor::FactorRule;
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{Real, around, by_float, dot, expect_float, expect_operands, never_identity};
+use crate::ops::real::{Real, around, by_float, dot, expect_float, expect_operands};
 use crate::ops::rules::RuleBuilder;
-use crate::ops::support::dim_attr;
+
+use crate::ops::support::{dim_attr, never};
 use crate::tensor::{Type, View, ViewMut};
 
 /// Softmax over one dim.
@@ -22,7 +23,7 @@ pub static SOFTMAX: OpDef = OpDef {
     infer,
     factors,
     work: |_, i, o| Work::memory(i, o, 5.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(softmax_gradient),
     kernel: softmax_kernel,
     samples: || samples(&SOFTMAX, 1),
@@ -40,7 +41,7 @@ pub static LOG_SOFTMAX: OpDef = OpDef {
     infer,
     factors,
     work: |_, i, o| Work::memory(i, o, 5.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(log_softmax_gradient),
     kernel: log_softmax_kernel,
     samples: || samples(&LOG_SOFTMAX, 1),
@@ -55,7 +56,7 @@ pub static SOFTMAX_GRAD: OpDef = OpDef {
     infer,
     factors: |op, i, o| factors(op, i, o).linear_in([1]),
     work: |_, i, o| Work::memory(i, o, 4.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Internal("backward of Softmax"),
     kernel: grad_kernel,
     samples: || samples(&SOFTMAX_GRAD, 2),

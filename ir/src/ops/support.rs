@@ -92,11 +92,15 @@ impl<'a> RuleMaker<'a> {
         }
     }
     /// The rule; results that lack a factor combine by `reduce`.
-    pub fn finish(mut self, reduce: ReduceKind) -> FactorRule {
+    pub fn finish(self, reduce: ReduceKind) -> FactorRule {
+        self.finish_each(|_| Some(reduce))
+    }
+    /// The rule; a result that lacks a factor combines as `reduce` says for it.
+    pub fn finish_each(mut self, reduce: impl Fn(usize) -> Option<ReduceKind>) -> FactorRule {
         let n = self.rule.factors.len();
-        for (dims, combine) in self.rule.outputs.iter().zip(&mut self.rule.combine) {
+        for (o, (dims, combine)) in self.rule.outputs.iter().zip(&mut self.rule.combine).enumerate() {
             let lacks = (0..n).any(|i| !dims.contains(&Some(FactorId(i as u8))));
-            *combine = lacks.then_some(reduce);
+            *combine = if lacks { reduce(o) } else { None };
         }
         self.rule
     }

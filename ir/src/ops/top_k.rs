@@ -9,9 +9,10 @@ use crate::factor::FactorRule;
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
-use crate::ops::real::{around, expect_operands, never_identity, no_kernel};
+use crate::ops::real::{around, expect_operands};
 use crate::ops::rules::RuleBuilder;
-use crate::ops::support::dim_attr;
+
+use crate::ops::support::{dim_attr, never, no_kernel};
 use crate::tensor::{Type, View, ViewMut};
 
 /// The `k` largest (or smallest) elements along a dim, sorted, and their indices (i64). Equal elements: lowest index
@@ -27,7 +28,7 @@ pub static TOP_K: OpDef = OpDef {
     infer,
     factors,
     work: |_, i, o| Work::memory(i, o, 0.0),
-    identity: never_identity,
+    identity: never,
     gradient: Gradient::Rule(gradient),
     kernel,
     samples,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::graph::{Init, State};
 use crate::tensor::{Tensor, Type};
 use crate::weights::WeightRef;
 
@@ -77,6 +78,30 @@ pub fn assemble<'a>(
         .collect()
 }
 
+/// What a parameter's content (or its gradient) is of which initializers: its own part, and its copies in the file. Empty
+/// for states that no initializer fills.
+pub fn parts_of(state: &State, content: &Tensor) -> Vec<(WeightRef, Tensor)> {
+    let Init::Weight(own) = &state.init else { return Vec::new() };
+    let copies = state.tied.iter().map(|t| {
+        let content = if t.transposed { transposed(content) } else { content.clone() };
+        (t.weight.clone(), content)
+    });
+    std::iter::once((own.clone(), content.clone())).chain(copies).collect()
+}
+
+/// The transpose of a matrix.
+fn transposed(x: &Tensor) -> Tensor {
+    let dims: Vec<usize> = x.dims().iter().rev().copied().collect();
+    let mut y = Tensor::zeros(Type::new(x.dtype(), dims.clone()));
+    let (size, rows) = (x.dtype().size(), dims.last().copied().unwrap_or(1));
+    let columns = dims.first().copied().unwrap_or(1).max(1);
+    for (i, e) in x.bytes().chunks_exact(size).enumerate() {
+        let at = (i % columns) * rows + i / columns;
+        y.bytes_mut()[at * size..][..size].copy_from_slice(e);
+    }
+    y
+}
+
 /// The index in the initializer of element `i` of a part.
 fn offset(mut i: usize, dims: &[usize], w: &WeightRef) -> usize {
     let (mut at, mut stride) = (0, 1);
@@ -110,6 +135,20 @@ mod tests {
         let whole = join(&[part(0..2, 4..6), part(0..2, 0..1), part(0..1, 1..4), part(1..2, 1..4)]).unwrap();
         let expected: Vec<f32> = vec![0., 1., 2., 3., 4., 5., 10., 11., 12., 13., 14., 15.];
         assert_eq!(whole["w"], Tensor::f32([2, 6], &expected));
+    }
+
+    #[test]
+    fn copies_in_the_file_are_parts_too() {
+        let g = crate::text::parse(
+            r#"graph "g" { states { %0 = parameter "w" : f32[2,3] = weight "w" f32[2,3][0:2,0:3] file "m" 0 24
+                 turned weight "t" f32[3,2][0:3,0:2] file "m" 24 24 copy weight "c" f32[2,3][0:2,0:3] file "m" 48 24 } }"#,
+        )
+        .unwrap();
+        assert_eq!(crate::text::print(&crate::text::parse(&crate::text::print(&g)).unwrap()), crate::text::print(&g));
+        let content = Tensor::f32([2, 3], &[1., 2., 3., 4., 5., 6.]);
+        let whole = join(&parts_of(&g.states[0], &content)).unwrap();
+        assert_eq!((&whole["w"], &whole["c"]), (&content, &content));
+        assert_eq!(whole["t"], Tensor::f32([3, 2], &[1., 4., 2., 5., 3., 6.]));
     }
 
     #[test]

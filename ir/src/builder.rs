@@ -103,7 +103,7 @@ impl Builder {
         let id = StateId(self.graph.states.len() as u32);
         let trainable = kind == StateKind::Parameter && ty.dtype.is_float();
         let read = self.value(name.clone(), ty, Def::State(id));
-        self.graph.states.push(State { name, kind, read, write: None, init, of, trainable });
+        self.graph.states.push(State { name, kind, read, write: None, init, of, trainable, tied: Vec::new() });
         id
     }
     /// A constant.

@@ -152,6 +152,17 @@ pub struct State {
     pub of: Option<StateId>,
     /// Whether training changes it: a parameter that the model learns, not a buffer (running statistics, tables).
     pub trainable: bool,
+    /// Other initializers of the model file that hold the same weight.
+    pub tied: Vec<Tied>,
+}
+
+/// A copy of a parameter in the model file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tied {
+    /// The copy.
+    pub weight: WeightRef,
+    /// Whether it is the parameter's transpose.
+    pub transposed: bool,
 }
 
 /// What a state is.

@@ -60,7 +60,9 @@ pub fn rebuild(
     }
     for s in &graph.states {
         let id = b.state(s.name.clone(), s.kind, graph.ty(s.read).clone(), s.init.clone(), s.of);
-        b.graph_mut().states[id.index()].trainable = s.trainable;
+        let new = &mut b.graph_mut().states[id.index()];
+        new.trainable = s.trainable;
+        new.tied.clone_from(&s.tied);
         map[s.read.index()] = Some(b.graph().state(id).read);
     }
     let live = live(graph);

@@ -29,7 +29,7 @@ use super::tensors::{self, Source};
 use super::trainable;
 use crate::builder::{Builder, FOLD_LIMIT};
 use crate::dtype::DType;
-use crate::graph::{Def, Graph, Init, StateKind, ValueId};
+use crate::graph::{Def, Graph, Init, StateKind, Tied, ValueId};
 use crate::op::OpError;
 use crate::rewrite::RewriteError;
 use crate::tensor::{Tensor, Type};
@@ -210,7 +210,16 @@ impl<'m> Lowering<'m> {
             return Some(*slot);
         }
         let (name, found) = self.model.initializers.get_key_value(name)?;
-        let slot = match found.clone().and_then(|w| self.initializer(&w)) {
+        let original = self.model.tied.get(name).filter(|_| found.is_ok());
+        let made = match original {
+            Some(o) => match self.resolve(&o.name, frame, node, op)? {
+                Slot::Value(v) if o.transposed => self.b.transpose(v, &[1, 0]).map_err(|e| e.0),
+                Slot::Value(v) => Ok(v),
+                Slot::Failed => return Some(Slot::Failed),
+            },
+            None => found.clone().and_then(|w| self.initializer(&w)),
+        };
+        let slot = match made {
             Ok(v) => Slot::Value(v),
             Err(why) => {
                 self.problem(node, op, format!("initializer `{name}`: {why}"));
@@ -234,7 +243,15 @@ impl<'m> Lowering<'m> {
         }
         let state = self.b.state(&w.initializer, StateKind::Parameter, ty.clone(), Init::Weight(w.clone()), None);
         let learned = ty.dtype.is_float() && ty.rank() > 0 && !self.model.tables.contains(&w.initializer);
-        self.b.graph_mut().states[state.index()].trainable = learned;
+        let copies = self.model.tied.iter().filter(|(_, o)| o.name == w.initializer);
+        let tied = copies.filter_map(|(name, o)| {
+            let weight = self.model.initializers.get(name)?.clone().ok()?;
+            Some(Tied { weight, transposed: o.transposed })
+        });
+        let tied = tied.collect();
+        let slot = &mut self.b.graph_mut().states[state.index()];
+        slot.trainable = learned;
+        slot.tied = tied;
         Ok(self.b.graph().state(state).read)
     }
 

@@ -19,6 +19,7 @@ pub mod proto;
 pub mod rules;
 pub mod simplify;
 pub mod tensors;
+mod tied;
 pub mod trainable;
 
 pub use dim::Dim;

@@ -24,7 +24,7 @@ use super::proto::onnx::tensor_shape_proto::dimension::Value as DimValue;
 use super::proto::onnx::type_proto::Value as TypeValue;
 use super::proto::onnx::{AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use super::tensors::{self, Source};
-use super::{lower, rules};
+use super::{lower, rules, tied};
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::weights::WeightRef;
@@ -80,6 +80,8 @@ pub struct Model {
     pub(super) initializers: HashMap<String, Result<WeightRef, String>>,
     /// Initializers that are never learned because of the operands they are, see [`TABLES`].
     pub(super) tables: BTreeSet<String>,
+    /// Initializers that are copies of others.
+    pub(super) tied: BTreeMap<String, tied::Original>,
     /// Order in which the main graph's nodes are lowered.
     pub(super) order: Vec<usize>,
     /// Local functions by domain, name and overload, with the order of their nodes.
@@ -158,7 +160,9 @@ impl Model {
             return Err(problems);
         }
         let tables = tables(&proto.graph.node);
-        Ok(Model { path, bytes, proto, sha256, opsets, signature, initializers, tables, order, functions })
+        let names = proto.graph.initializer.iter().map(|t| t.name());
+        let tied = tied::find(names, &initializers, &path, &bytes);
+        Ok(Model { tied, path, bytes, proto, sha256, opsets, signature, initializers, tables, order, functions })
     }
 
     /// The file.
@@ -259,8 +263,7 @@ impl Model {
     /// # Errors
     /// Everything in the way: bindings, operators, nodes.
     pub fn instantiate(&self, bindings: &Bindings) -> Result<Graph, ImportErrors> {
-        lower::instantiate(self, bindings)
-            .map_err(|problems| ImportErrors { path: self.path.clone(), problems })
+        lower::instantiate(self, bindings).map_err(|problems| ImportErrors { path: self.path.clone(), problems })
     }
 }
 

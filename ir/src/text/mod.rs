@@ -29,6 +29,8 @@
 //! - Sections of nodes are blocks in the order of node ids; the same section may occur in several blocks.
 //! - `%` names a value: digits or a word. When all names of a file are numbers and they are 0, 1, 2, ... without a
 //!   gap, they become the value ids; otherwise ids follow the order of definition. Node ids follow the order of nodes.
+//! - Behind a parameter's content, `copy weight ...` and `turned weight ...` name other initializers with the same elements,
+//!   in the same order or transposed ([`crate::graph::State::tied`]).
 //! - The type of a node's result may be left out when writing by hand; when given it must be what the operator gives.
 //! - A definition may carry a name, `%6 "hidden" = ...`, that of [`crate::graph::Value::name`], where it is not that of
 //!   its input or state.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::dtype::DType;
-use crate::graph::{Def, Graph, Init, Input, Node, NodeId, Output, Section, State, StateId, StateKind, Value, ValueId};
+use crate::graph::{
+    Def, Graph, Init, Input, Node, NodeId, Output, Section, State, StateId, StateKind, Tied, Value, ValueId,
+};
 use crate::op::{Attr, AttrKind, Op, OpDef};
 use crate::tensor::{Tensor, Type};
 use crate::weights::{WeightRef, WeightStorage};
@@ -279,6 +281,18 @@ impl Parser {
                 return self.error_at(of_at, "the name of a state defined before");
             }
         }
+        let mut tied = Vec::new();
+        loop {
+            let transposed = self.eat_word("turned");
+            if !transposed && !self.eat_word("copy") {
+                break;
+            }
+            if !self.eat_word("weight") {
+                return self.error("`weight`");
+            }
+            let dims: Vec<usize> = if transposed { ty.dims.iter().rev().copied().collect() } else { ty.dims.clone() };
+            tied.push(Tied { weight: self.weight(&Type::new(ty.dtype, dims))?, transposed });
+        }
         let id = StateId(self.g.states.len() as u32);
         if self.eat("->") {
             let write_at = self.at;
@@ -286,7 +300,7 @@ impl Parser {
             self.writes.push((id, write, write_at));
         }
         let read = self.define(at, name, title.unwrap_or(source.clone()), ty, Def::State(id))?;
-        self.g.states.push(State { name: source, kind, read, write: None, init, of, trainable });
+        self.g.states.push(State { name: source, kind, read, write: None, init, of, trainable, tied });
         Ok(())
     }
 

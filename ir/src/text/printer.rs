@@ -94,6 +94,10 @@ fn state(out: &mut String, g: &Graph, id: StateId) -> fmt::Result {
     if let Some(of) = s.of {
         write!(out, " of {:?}", g.state(of).name)?;
     }
+    for t in &s.tied {
+        out.push_str(if t.transposed { " turned " } else { " copy " });
+        weight(out, &t.weight)?;
+    }
     if let Some(w) = s.write {
         write!(out, " -> {w}")?;
     }

@@ -109,7 +109,7 @@ fn part(
 fn parameter_of(graph: &Graph, v: ValueId) -> Option<(StateId, &crate::weights::WeightRef)> {
     let Def::State(id) = graph.value(v).def else { return None };
     match &graph.state(id).init {
-        Init::Weight(w) if graph.state(id).write.is_none() => Some((id, w)),
+        Init::Weight(w) if graph.state(id).write.is_none() && graph.state(id).tied.is_empty() => Some((id, w)),
         _ => None,
     }
 }

@@ -85,7 +85,9 @@ fn parameters_differ(path: &Path) -> Result<Vec<String>, String> {
     let trained: BTreeSet<&str> = trained.keys().filter_map(|k| k.strip_prefix("grad/")).collect();
     let parameters = graph.states.iter().filter(|s| s.kind == StateKind::Parameter && s.trainable);
     let found: BTreeSet<&str> = parameters
-        .filter_map(|s| if let Init::Weight(w) = &s.init { Some(w.initializer.as_str()) } else { None })
+        .filter_map(|s| if let Init::Weight(w) = &s.init { Some((w, &s.tied)) } else { None })
+        .flat_map(|(w, tied)| std::iter::once(w).chain(tied.iter().map(|t| &t.weight)))
+        .map(|w| w.initializer.as_str())
         .collect();
     Ok(found.symmetric_difference(&trained).map(ToString::to_string).collect())
 }

@@ -18,6 +18,9 @@ pub(super) struct Original {
     pub transposed: bool,
 }
 
+/// Sizes in order, first and last element: all the same for a transpose.
+type Key<'a> = (Vec<usize>, &'a [u8], &'a [u8]);
+
 /// The originals of copies, by the copy's name. `order` is that of the file, `bytes` the file's at `path`.
 pub(super) fn find<'a>(
     order: impl Iterator<Item = &'a str>,
@@ -26,8 +29,7 @@ pub(super) fn find<'a>(
     bytes: &[u8],
 ) -> BTreeMap<String, Original> {
     let mut found = BTreeMap::new();
-    // Sizes in order, first and last element: all the same for a transpose.
-    let mut seen: HashMap<(Vec<usize>, &[u8], &[u8]), Vec<(&WeightRef, &[u8])>> = HashMap::new();
+    let mut seen: HashMap<Key<'_>, Vec<(&WeightRef, &[u8])>> = HashMap::new();
     for name in order {
         let Some(Ok(w)) = initializers.get(name) else { continue };
         let size = w.ty.dtype.size();

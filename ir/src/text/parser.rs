@@ -130,10 +130,8 @@ impl Parser {
         self.expect(open)?;
         let mut items = Vec::new();
         while !self.eat(close) {
-            if !items.is_empty() {
-                if !self.eat(",") {
-                    return self.error(format!("`,` or `{close}`"));
-                }
+            if !items.is_empty() && !self.eat(",") {
+                return self.error(format!("`,` or `{close}`"));
             }
             items.push(item(self)?);
         }

@@ -134,7 +134,7 @@ pub fn prepare(forward: &Graph, options: &TrainOptions) -> Result<Prepared, Trai
         return Err(TrainError::Options(text));
     }
     let (graph, name) = loss::attach(forward, &options.loss)?;
-    let graph = precision::rewrite(&graph, &options.precision, &name)?;
+    let graph = precision::rewrite(&graph, &options.precision)?;
     loss::split(&graph, &name)
 }
 

@@ -52,11 +52,11 @@ impl Precision {
     }
 }
 
-/// Rewrites a forward graph to a compute precision. The output `loss` stays f32.
+/// Rewrites a forward graph to a compute precision; outputs keep their types.
 ///
 /// # Errors
 /// An operator that refuses the type; a loss scale that is not positive.
-pub fn rewrite(graph: &Graph, precision: &Precision, loss: &str) -> Result<Graph, TrainError> {
+pub fn rewrite(graph: &Graph, precision: &Precision) -> Result<Graph, TrainError> {
     let scale = precision.loss_scale();
     if !(scale.is_finite() && scale > 0.0) {
         return Err(TrainError::Options(format!("the loss scale must be a positive number, not {scale}")));
@@ -84,9 +84,7 @@ pub fn rewrite(graph: &Graph, precision: &Precision, loss: &str) -> Result<Graph
             .collect::<Result<_, _>>()?;
         b.emit(n.op.clone(), &ins)
     };
-    let rewritten = rewrite::rebuild(graph, emit, |b, old, new| cast(b, new, graph.ty(old).dtype, true))?;
-    debug_assert!(rewritten.outputs.iter().all(|o| o.name != loss || rewritten.ty(o.value).dtype == DType::F32));
-    Ok(rewritten)
+    Ok(rewrite::rebuild(graph, emit, |b, old, new| cast(b, new, graph.ty(old).dtype, true))?)
 }
 
 /// A value in another float type. Values that are not `active` are masks and tables: half precision would turn the

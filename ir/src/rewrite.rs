@@ -127,10 +127,8 @@ pub fn compact(mut graph: Graph) -> Graph {
     let live = live(&graph);
     let mut nodes: Vec<Option<NodeId>> = vec![None; graph.nodes.len()];
     let mut used = vec![false; graph.values.len()];
-    let mut kept_nodes = 0;
-    for id in graph.node_ids().filter(|id| live[id.index()]) {
-        nodes[id.index()] = Some(NodeId(kept_nodes));
-        kept_nodes += 1;
+    for (new, id) in (0..).zip(graph.node_ids().filter(|id| live[id.index()])) {
+        nodes[id.index()] = Some(NodeId(new));
         let n = graph.node(id);
         n.inputs.iter().chain(&n.outputs).for_each(|v| used[v.index()] = true);
     }

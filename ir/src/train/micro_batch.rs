@@ -98,7 +98,7 @@ fn follow(graph: &Graph, n: &Node, state: &[Batch]) -> Result<Vec<Batch>, Option
     let sums: Vec<usize> = (0..n.inputs.len()).filter(|&i| of(&n.inputs[i]) == Batch::Sum).collect();
     if !sums.is_empty() {
         let apart = n.inputs.iter().all(|v| matches!(of(v), Batch::Sum | Batch::Free));
-        return if apart && rule.linear.iter().any(|set| *set == sums) {
+        return if apart && rule.linear.contains(&sums) {
             Ok(vec![Batch::Sum; n.outputs.len()])
         } else {
             Err(Some(format!(

@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn errors_say_where() {
         let error =
-            |from: &str, to: &str| read(EXAMPLE.replacen(from, to, 1).as_bytes()).err().expect("malformed").to_string();
+            |from: &str, to: &str| read(EXAMPLE.replacen(from, to, 1).as_bytes()).expect_err("malformed").to_string();
         assert_eq!(error("[0, 7, 7, 0]", "[0, 7, 7]"), "edge 0: a 2 x 2 matrix needs 4 costs, got 3");
         assert_eq!(error("[[0, 1]]", "[[0, 2]]"), "edge 0: joins nodes 0 and 2 of 2");
         assert_eq!(error("[60, 30]]", "[60]]"), "node 1: 1 usages for 2 costs");

@@ -2,6 +2,18 @@
 //!
 //! This module knows nothing of operators, meshes or devices. [`Problem`] is the model, [`solve`] the one entry point.
 //!
+//! How it works, in the order of the files:
+//!
+//! 1. `problem`: costs become integers (a stated quantum), so sums are exact and "no choice costs less" means just that.
+//! 2. `graph`, `reduce`, `rows`: exact reductions to a fixed point; every rewriting can be undone for a choice.
+//! 3. `dual`: rows are priced, costs move between edges and nodes until independent minima sum to a high bound. The bound is repeated in
+//!    integers, and whatever only choices above the best known cost could use is forbidden, which lets reductions go on.
+//! 4. `exact`: branch and bound out of 2 and 3. `search`: local search, neighbourhoods solved by `exact`. `ilp`: HiGHS.
+//! 5. `drive`: which of these is used when. `conflict`: what is in the way when nothing is feasible.
+//!
+//! The example: the cheapest strategies of both nodes together use 16 of 10. One must give way, and since unequal strategies cost
+//! 5 for resharding, both do.
+//!
 //! ```
 //! use autoshard_planner::solver::{Options, Problem, solve};
 //!

@@ -170,7 +170,7 @@ impl Problem {
             return FORBIDDEN;
         }
         let quanta = (cost / self.quantum).round();
-        if !(quanta.abs() < RANGE as f64) {
+        if quanta.is_nan() || quanta.abs() >= RANGE as f64 {
             let message = format!("cost {cost} is not a number or too large for a quantum of {:e}", self.quantum);
             self.invalid.get_or_insert(message);
             return 0;

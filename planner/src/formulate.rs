@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 
+use autoshard_cost_models::{Bytes, Category, MemoryBreakdown};
 use autoshard_ir::Type;
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Def, Graph, NodeId, Section, ValueId};
@@ -23,6 +24,7 @@ use autoshard_ir::graph::{Def, Graph, NodeId, Section, ValueId};
 use crate::assignment::{Assignment, Schedule};
 use crate::mesh::Mesh;
 use crate::reshard::local_bytes;
+use crate::simulate::category;
 use crate::solver::{FORBIDDEN, Matrix, Problem};
 use crate::space::{ACCUMULATE, Space};
 use crate::spec::Spec;
@@ -307,6 +309,30 @@ pub const UNLIMITED: u64 = 1 << 60;
 
 fn row_limit(bytes: u64) -> i64 {
     bytes.min(UNLIMITED) as i64
+}
+
+/// Per stage, the least that the rows of any choice hold, by category: every source at its smallest.
+pub fn least_rows(step: &Step<'_>, space: &Space, mesh: &Mesh) -> Vec<MemoryBreakdown> {
+    let mut least = vec![MemoryBreakdown::default(); step.stages.count];
+    for ((source, stage), (count, ty)) in usage(step, &uses(step.graph, step.blocks)) {
+        let (specs, category): (Vec<&Spec>, Category) = match source {
+            Source::Node(c, out) => {
+                let accumulates = step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE;
+                (
+                    space.choices[c as usize].iter().map(|c| &c.outputs[out as usize]).collect(),
+                    if accumulates { Category::Gradients } else { Category::Activations },
+                )
+            }
+            Source::State(c) => {
+                let kind = step.graph.state(step.blocks.states[c as usize][0]).kind;
+                (space.storage[c as usize].iter().collect(), category(kind))
+            }
+            Source::Input(i) => (space.inputs[i as usize].iter().collect(), Category::Activations),
+        };
+        let bytes = specs.into_iter().map(|s| local_bytes(s, &ty, mesh)).min().unwrap_or(0);
+        least[stage].add(category, Bytes(bytes * count));
+    }
+    least
 }
 
 /// How often sections count, see the module.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assignment::StageId;
 use crate::constraints::{Constraints, Objective};
+use crate::roles::{Tags, tags};
 use crate::stages::{Stages, place};
 
 /// What the model is run for.
@@ -162,7 +163,8 @@ impl Workload {
         let blocks = find(&graph);
         let stages = place(&graph, stages, count);
         let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
-        Ok(StepGraph { graph, blocks, stages, forward })
+        let tags = tags(&graph, &blocks);
+        Ok(StepGraph { graph, blocks, tags, stages, forward })
     }
 }
 
@@ -172,6 +174,8 @@ pub struct StepGraph {
     pub graph: Graph,
     /// Its classes.
     pub blocks: Blocks,
+    /// Per class, which factors are the batch and which the sequence.
+    pub tags: Tags,
     /// Where its nodes run.
     pub stages: Stages,
     /// The number of forward nodes.

@@ -8,8 +8,9 @@
 //! gets much smaller. Where `dp` can split the batch it does, and `tp` splits every product that it can: ranks that
 //! all compute the same are no parallelism, however cheap. `Update` nodes, accumulated gradients and storage may be split by any axis: that is ZeRO.
 
+use autoshard_ir::blocks::Blocks;
 use autoshard_ir::factor::FactorRule;
-use autoshard_ir::graph::{Graph, NodeId};
+use autoshard_ir::graph::Graph;
 
 /// The meaning of a dim or factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,17 +21,29 @@ pub enum Tag {
     Sequence,
 }
 
-/// Tags of every node's factors.
-pub fn tags(graph: &Graph, rule: impl Fn(NodeId) -> FactorRule) -> Vec<Vec<Option<Tag>>> {
+/// Per class of nodes, the tags of its factors: those of its first member.
+pub type Tags = Vec<Vec<Option<Tag>>>;
+
+/// Tags of every class's factors.
+pub fn tags(graph: &Graph, blocks: &Blocks) -> Tags {
+    let rules: Vec<FactorRule> = blocks
+        .nodes
+        .iter()
+        .map(|members| {
+            let n = graph.node(members[0]);
+            n.op.factors(&graph.input_types(n), &graph.output_types(n))
+        })
+        .collect();
     let mut dims: Vec<Vec<Option<Tag>>> = graph.values.iter().map(|v| vec![None; v.ty.rank()]).collect();
     for x in &graph.inputs {
         for (d, tag) in dims[x.value.index()].iter_mut().enumerate() {
             *tag = Some(if x.batch_dim == Some(d) { Tag::Batch } else { Tag::Sequence });
         }
     }
-    let mut found = Vec::with_capacity(graph.nodes.len());
+    let mut found = vec![Vec::new(); blocks.nodes.len()];
     for id in graph.node_ids() {
-        let (n, rule) = (graph.node(id), rule(id));
+        let class = blocks.node_class[id.index()] as usize;
+        let (n, rule) = (graph.node(id), &rules[class]);
         let mut factors = vec![None; rule.factors.len()];
         for (slots, v) in rule.inputs.iter().zip(&n.inputs) {
             for (slot, tag) in slots.iter().zip(&dims[v.index()]) {
@@ -47,7 +60,9 @@ pub fn tags(graph: &Graph, rule: impl Fn(NodeId) -> FactorRule) -> Vec<Vec<Optio
                 }
             }
         }
-        found.push(factors);
+        if blocks.nodes[class][0] == id {
+            found[class] = factors;
+        }
     }
     found
 }

@@ -13,18 +13,19 @@
 //! inside a section is taken off the rows and the candidate is solved again; its bound stays that of the first solve.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use autoshard_cost_models::{Bytes, Category, Cluster};
+use autoshard_cost_models::{Bytes, Category, Cluster, MemoryBreakdown};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::op::Work;
 use autoshard_ir::{DType, NodeId};
 
 use crate::assignment::{Assignment, Schedule};
 use crate::constraints::{Constraints, Objective};
-use crate::formulate::{Formulation, Pace, Step, UNLIMITED, compute};
+use crate::formulate::{Formulation, Pace, Step, UNLIMITED, compute, least_rows};
 use crate::mesh::{AxisName, Mesh};
 use crate::pipeline::cut;
 use crate::request::{Mode, PlanRequest, StepGraph};
@@ -80,7 +81,7 @@ pub struct Solved {
     /// Which.
     pub candidate: Candidate,
     /// The step graph.
-    pub step: StepGraph,
+    pub step: Rc<StepGraph>,
     /// The decision.
     pub assignment: Assignment,
     /// What it takes.
@@ -147,6 +148,19 @@ pub struct Closest {
     pub category: Category,
     /// Bytes of it.
     pub category_bytes: u64,
+}
+
+impl Closest {
+    fn new(c: &Candidate, memory: &MemoryBreakdown, limit: u64) -> Closest {
+        let largest = memory.0.iter().filter(|(c, _)| **c != Category::Reserve).max_by_key(|(_, b)| b.0);
+        let (category, bytes) = largest.map_or((Category::Weights, 0), |(c, b)| (*c, b.0));
+        Closest {
+            candidate: c.show(),
+            excess: memory.allocated().0.saturating_sub(limit),
+            category,
+            category_bytes: bytes,
+        }
+    }
 }
 
 /// Why there is no plan.
@@ -296,7 +310,19 @@ struct Search<'a> {
     /// Graphs of the file by batch.
     graphs: BTreeMap<usize, Graph>,
     /// One-stage steps by batch.
-    whole: BTreeMap<usize, StepGraph>,
+    whole: BTreeMap<usize, Rc<StepGraph>>,
+    /// Some steps cut into stages, by batch and stages, in order of making.
+    cut: Vec<((usize, usize), Rc<StepGraph>)>,
+}
+
+/// What is known of a candidate without solving it.
+enum Quick {
+    /// Seconds it takes at least.
+    Bound(f64),
+    /// Its states alone do not fit.
+    Excess(Closest),
+    /// Some operator has no choice.
+    Impossible(String),
 }
 
 /// What came of a candidate.
@@ -304,8 +330,8 @@ enum Outcome {
     Solved(Box<Solved>, f64),
     /// No plan of it can be better than the best: at least that many seconds.
     Worse(f64),
-    /// Does not fit.
-    Excess(Closest),
+    /// Nothing that fits was found; if the rows alone allow something, its bound.
+    Excess(Closest, Option<f64>),
     /// No choice, or too few places to cut.
     Impossible(String),
     /// Time ran out.
@@ -329,11 +355,20 @@ impl<'a> Search<'a> {
             limit: request.constraints.memory_limit.map_or(usable, |l| l.min(usable)),
             graphs: BTreeMap::new(),
             whole: BTreeMap::new(),
+            cut: Vec::new(),
         }
     }
 
+    fn interrupted(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(|i| i.load(Ordering::Relaxed))
+    }
     fn stopped(&self) -> bool {
-        Instant::now() >= self.deadline || self.interrupt.as_ref().is_some_and(|i| i.load(Ordering::Relaxed))
+        Instant::now() >= self.deadline || self.interrupted()
+    }
+    /// Gives a search that has found nothing yet as much time again.
+    fn extend(&mut self) {
+        let limit = Duration::from_secs_f64(self.request.time_limit_s.clamp(0.0, 1e6));
+        self.deadline = self.deadline.max(Instant::now()) + limit;
     }
 
     fn run(&mut self, progress: &Progress<'_>) -> Result<Found, SearchError> {
@@ -341,22 +376,29 @@ impl<'a> Search<'a> {
         let total = all.len();
         let mut impossible = Vec::new();
         let mut queue: Vec<(f64, usize, Candidate)> = Vec::new();
+        let mut closest: Option<Closest> = None;
         for (at, c) in all.into_iter().enumerate() {
-            match self.quick_bound(&c)? {
-                Ok(bound) => queue.push((bound, at, c)),
-                Err(why) => impossible.push(format!("{}: {why}", c.show())),
+            match self.quick(&c)? {
+                Quick::Bound(bound) => queue.push((bound, at, c)),
+                Quick::Excess(e) if closest.as_ref().is_none_or(|c| e.excess < c.excess) => closest = Some(e),
+                Quick::Excess(_) => {}
+                Quick::Impossible(why) => impossible.push(format!("{}: {why}", c.show())),
             }
         }
         queue.sort_by(|a, b| (a.0, a.1).partial_cmp(&(b.0, b.1)).unwrap_or(std::cmp::Ordering::Equal));
         let mut best: Option<Box<Solved>> = None;
         let mut bound = f64::INFINITY;
         let mut alternatives: BTreeMap<(usize, Mesh), Alternative> = BTreeMap::new();
-        let mut closest: Option<Closest> = None;
         let (mut solved, mut cut_short) = (0, false);
         let memory = self.request.objective == Objective::Memory;
+        let mut extended = false;
         for (at, (quick, _, c)) in queue.iter().enumerate() {
             let least = best.as_ref().map(|b| b.prediction.step_time_s);
-            if self.stopped() {
+            if best.is_none() && !extended && !self.interrupted() && self.stopped() {
+                extended = true;
+                self.extend();
+            }
+            if self.stopped() || (extended && best.is_some()) {
                 cut_short = true;
                 bound = bound.min(if memory { 0.0 } else { *quick });
                 break;
@@ -384,7 +426,8 @@ impl<'a> Search<'a> {
                     }
                 }
                 Outcome::Worse(proven) => bound = bound.min(proven),
-                Outcome::Excess(e) => {
+                Outcome::Excess(e, proven) => {
+                    bound = bound.min(proven.map_or(f64::INFINITY, |p| if memory { p / c.stages as f64 } else { p }));
                     if closest.as_ref().is_none_or(|c| e.excess < c.excess) {
                         closest = Some(e);
                     }
@@ -431,20 +474,29 @@ impl<'a> Search<'a> {
             let workload = &self.request.workload;
             let graph = self.graph(batch)?;
             let step = workload.step(graph, &[], 1).map_err(|e| SearchError::Graph(e.to_string()))?;
-            self.whole.insert(batch, step);
+            self.whole.insert(batch, Rc::new(step));
         }
         Ok(())
     }
 
-    /// A bound from the least time of every operator and the least memory of every state, or why there is no choice.
-    fn quick_bound(&mut self, c: &Candidate) -> Result<Result<f64, String>, SearchError> {
+    /// A bound from the least time of every operator alone; or, from the least memory of every state alone, that the
+    /// candidate cannot fit.
+    fn quick(&mut self, c: &Candidate) -> Result<Quick, SearchError> {
         let batch = self.request.workload.global_batch / c.pace.micro_batches;
         self.whole(batch)?;
         let step = &self.whole[&batch];
-        let space = match Space::new(&step.graph, &step.blocks, &c.mesh, &self.request.constraints) {
+        let space = match Space::new(step, &c.mesh, &self.request.constraints) {
             Ok(space) => space,
-            Err(e) => return Ok(Err(e.to_string())),
+            Err(e) => return Ok(Quick::Impossible(e.to_string())),
         };
+        // In one stage with one micro-batch in flight; the fullest of several stages holds at least its share.
+        let pace = Pace { micro_batches: 1, ..c.pace };
+        let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace };
+        let mut memory = least_rows(&view, &space, &c.mesh).swap_remove(0);
+        memory.0.values_mut().for_each(|b| b.0 /= c.stages as u64);
+        if memory.total().0 > self.limit {
+            return Ok(Quick::Excess(Closest::new(c, &memory, self.limit)));
+        }
         let times = Times::new(self.cluster, &c.mesh);
         let (mut micro, mut update) = (0.0, 0.0);
         for (class, members) in step.blocks.nodes.iter().enumerate() {
@@ -455,33 +507,54 @@ impl<'a> Search<'a> {
             if n.section == Section::Update { update += time } else { micro += time }
         }
         // Rounding of the ILP's costs must not put its bound below this one.
-        Ok(Ok((micro * c.pace.weight(c.stages) + update / c.stages as f64) * (1.0 - 1e-6)))
+        Ok(Quick::Bound((micro * c.pace.weight(c.stages) + update / c.stages as f64) * (1.0 - 1e-6)))
+    }
+
+    /// The step graph of a candidate, or why it cannot be cut.
+    fn step(&mut self, c: &Candidate) -> Result<Result<Rc<StepGraph>, String>, SearchError> {
+        let batch = self.request.workload.global_batch / c.pace.micro_batches;
+        if c.stages == 1 {
+            self.whole(batch)?;
+            return Ok(Ok(self.whole[&batch].clone()));
+        }
+        let key = (batch, c.stages);
+        if let Some((_, step)) = self.cut.iter().find(|(k, _)| *k == key) {
+            return Ok(Ok(step.clone()));
+        }
+        let (request, cluster) = (self.request, self.cluster);
+        let graph = self.graph(batch)?;
+        let fail = |e: autoshard_ir::train::TrainError| SearchError::Graph(e.to_string());
+        let forward = request.workload.forward(graph).map_err(fail)?;
+        let time = node_times(&forward, cluster, c);
+        let stages = match cut(&forward, forward.nodes.len(), &time, c.stages) {
+            Ok(stages) => stages,
+            Err(e) => return Ok(Err(e.to_string())),
+        };
+        let step = Rc::new(request.workload.step(graph, &stages, c.stages).map_err(fail)?);
+        // Graphs of deep models are large.
+        const KEPT: usize = 8;
+        if self.cut.len() == KEPT {
+            self.cut.remove(0);
+        }
+        self.cut.push((key, step.clone()));
+        Ok(Ok(step))
     }
 
     /// Cuts, formulates, solves and simulates a candidate.
     fn candidate(&mut self, c: &Candidate, cutoff: Option<f64>) -> Result<Outcome, SearchError> {
-        let batch = self.request.workload.global_batch / c.pace.micro_batches;
-        let step = if c.stages == 1 {
-            let graph = self.graph(batch)?.clone();
-            self.request.workload.step(&graph, &[], 1)
-        } else {
-            let request = self.request;
-            let cluster = self.cluster;
-            let graph = self.graph(batch)?;
-            let forward = request.workload.forward(graph).map_err(|e| SearchError::Graph(e.to_string()))?;
-            let time = node_times(&forward, cluster, c);
-            let stages = match cut(&forward, forward.nodes.len(), &time, c.stages) {
-                Ok(stages) => stages,
-                Err(e) => return Ok(Outcome::Impossible(e.to_string())),
-            };
-            request.workload.step(graph, &stages, c.stages)
+        let step = match self.step(c)? {
+            Ok(step) => step,
+            Err(why) => return Ok(Outcome::Impossible(why)),
         };
-        let step = step.map_err(|e| SearchError::Graph(e.to_string()))?;
-        let space = match Space::new(&step.graph, &step.blocks, &c.mesh, &self.request.constraints) {
+        let space = match Space::new(&step, &c.mesh, &self.request.constraints) {
             Ok(space) => space,
             Err(e) => return Ok(Outcome::Impossible(e.to_string())),
         };
         let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace: c.pace };
+        let fullest = least_rows(&view, &space, &c.mesh).into_iter().max_by_key(|m| m.total());
+        if let Some(memory) = fullest.filter(|m| m.total().0 > self.limit) {
+            return Ok(Outcome::Excess(Closest::new(c, &memory, self.limit), None));
+        }
         let mut times = Times::new(self.cluster, &c.mesh);
         let mut limits = vec![self.limit; c.stages];
         let mut formulation = Formulation::new(&view, &space, &mut times, &limits);
@@ -550,14 +623,7 @@ impl<'a> Search<'a> {
             };
             return Ok(Outcome::Solved(Box::new(solved), proven.unwrap_or(0.0)));
         }
-        let largest = memory.0.iter().filter(|(c, _)| **c != Category::Reserve).max_by_key(|(_, b)| b.0);
-        let (category, bytes) = largest.map_or((Category::Weights, 0), |(c, b)| (*c, b.0));
-        Ok(Outcome::Excess(Closest {
-            candidate: c.show(),
-            excess: memory.allocated().0 - self.limit,
-            category,
-            category_bytes: bytes,
-        }))
+        Ok(Outcome::Excess(Closest::new(c, &memory, self.limit), proven))
     }
 
     fn options(&self) -> Options {

@@ -73,6 +73,14 @@ impl Prediction {
     }
 }
 
+/// What the memory of a state counts as.
+pub(crate) fn category(kind: StateKind) -> Category {
+    match kind {
+        StateKind::Parameter => Category::Weights,
+        StateKind::Optimizer => Category::Optimizer,
+    }
+}
+
 /// Predicts a step of an assignment that comes from classes: members of a class share their strategy.
 pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Times<'_>) -> Prediction {
     let stages =
@@ -225,11 +233,7 @@ impl Simulation<'_> {
         for s in graph.state_ids() {
             let state = graph.state(s);
             let bytes = local_bytes(&a.storage[s.index()], graph.ty(state.read), &a.mesh);
-            let category = match state.kind {
-                StateKind::Parameter => Category::Weights,
-                StateKind::Optimizer => Category::Optimizer,
-            };
-            found[a.home[s.index()].0 as usize].memory.add(category, Bytes(bytes));
+            found[a.home[s.index()].0 as usize].memory.add(category(state.kind), Bytes(bytes));
         }
         let mut backward = vec![false; graph.values.len()];
         for n in graph.nodes.iter().filter(|n| n.section == Section::Backward) {

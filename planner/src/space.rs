@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 
 use autoshard_ir::Type;
-use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Def, Graph, NodeId, Section, StateId, StateKind};
 use autoshard_ir::op::Family;
 
 use crate::constraints::Constraints;
 use crate::mesh::{AxisId, AxisName, Mesh};
-use crate::roles::{Tag, tags};
+use crate::request::StepGraph;
+use crate::roles::Tag;
 use crate::spec::{Spec, Use};
 use crate::strategies::{Choice, Strategies, of_node};
 
@@ -46,16 +46,15 @@ impl Space {
     ///
     /// # Errors
     /// Constraints that leave a node without strategy.
-    pub fn new(graph: &Graph, blocks: &Blocks, mesh: &Mesh, constraints: &Constraints) -> Result<Space, NoChoice> {
+    pub fn new(step: &StepGraph, mesh: &Mesh, constraints: &Constraints) -> Result<Space, NoChoice> {
+        let StepGraph { graph, blocks, tags, .. } = step;
         let strategies: Vec<Strategies> =
             blocks.nodes.iter().map(|members| of_node(graph, graph.node(members[0]), mesh)).collect();
-        let rule = |n: NodeId| strategies[blocks.node_class[n.index()] as usize].rule.clone();
-        let tags = tags(graph, rule);
         let mut space =
             Space { strategies, choices: Vec::new(), storage: Vec::new(), inputs: Vec::new(), notes: Vec::new() };
         let mut stuck = BTreeSet::new();
         for (class, members) in blocks.nodes.iter().enumerate() {
-            let filter = Filter { graph, mesh, constraints, tags: &tags[members[0].index()] };
+            let filter = Filter { graph, mesh, constraints, tags: &tags[class] };
             let choices = filter.node(members[0], &space.strategies[class], &mut stuck);
             if choices.is_empty() {
                 let n = graph.node(members[0]);

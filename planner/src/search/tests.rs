@@ -46,7 +46,7 @@ fn plan(source: &dyn GraphSource, cluster: &Cluster, request: &PlanRequest) -> F
 /// Every assignment of a one-stage graph, simulated; the least time among those that fit.
 fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanRequest, limit: u64) -> Option<f64> {
     let step = request.workload.step(graph, &[], 1).unwrap();
-    let space = Space::new(&step.graph, &step.blocks, mesh, &request.constraints).unwrap();
+    let space = Space::new(&step, mesh, &request.constraints).unwrap();
     let mut times = Times::new(cluster, mesh);
     let sizes: Vec<usize> = space
         .choices

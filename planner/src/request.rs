@@ -140,7 +140,7 @@ impl Workload {
     pub fn forward(&self, graph: &Graph) -> Result<Graph, TrainError> {
         match self.mode {
             Mode::Train => Ok(prepare(graph, &self.train_options())?.graph),
-            Mode::Infer => precision::rewrite(graph, &self.precision(), ""),
+            Mode::Infer => precision::rewrite(graph, &self.precision()),
         }
     }
 

@@ -210,15 +210,13 @@ fn mutated_models_give_errors_and_no_panics() {
             let caught = std::panic::catch_unwind(|| try_import(mutated.clone(), &sizes));
             let took = one.elapsed();
             slowest = slowest.max(took);
-            match caught {
-                Ok(ok) => good += usize::from(ok),
-                Err(_) => {
-                    let kept = std::env::temp_dir().join("panics.onnx");
-                    std::fs::write(&kept, &mutated).expect("a file to keep it in");
-                    panic!("mutation {n} of {} panics; it is kept as {}", path.display(), kept.display());
-                }
+            if caught.is_err() || took > Duration::from_secs(10) {
+                let kept = std::env::temp_dir().join("autoshard-mutation.onnx");
+                std::fs::write(&kept, &mutated).expect("a file to keep it in");
+                let what = if caught.is_err() { "panics".to_string() } else { format!("takes {took:?}") };
+                panic!("mutation {n} of {} {what}; it is kept as {}", path.display(), kept.display());
             }
-            assert!(took < Duration::from_secs(20), "mutation {n} of {} took {took:?}", path.display());
+            good += usize::from(caught.is_ok_and(|ok| ok));
         }
     }
     println!("{good} of {count} still import; slowest {slowest:?}; all {:?}", start.elapsed());

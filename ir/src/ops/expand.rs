@@ -108,6 +108,6 @@ fn import_tile(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     }
     let x = cx.b.reshape(x, &split)?;
     let x = cx.b.expand(x, &wide)?;
-    let all: Vec<usize> = dims.iter().zip(&repeats).map(|(&d, &r)| d * r).collect();
+    let all: Vec<usize> = dims.iter().zip(&repeats).map(|(&d, &r)| d.saturating_mul(r)).collect();
     Ok(vec![cx.b.reshape(x, &all)?])
 }

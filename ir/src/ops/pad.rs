@@ -23,7 +23,7 @@ pub static PAD: OpDef = OpDef {
         if low.len() != x.rank() || high.len() != x.rank() || low.iter().chain(high).any(|&p| p < 0) {
             return Err(OpError(format!("pads {low:?} and {high:?} do not fit {x}")));
         }
-        let dims: Vec<usize> = (0..x.rank()).map(|d| x.dims[d] + low[d] as usize + high[d] as usize).collect();
+        let dims: Vec<usize> = (0..x.rank()).map(|d| x.dims[d].saturating_add(low[d] as usize).saturating_add(high[d] as usize)).collect();
         Ok(vec![Type::new(x.dtype, dims)])
     },
     factors: |op, inputs, outputs| {

@@ -5,7 +5,7 @@
 //! Read next: [`super::pad`], its gradient.
 
 use super::support::{RuleMaker, StridedCopy, copy_work, dim_attr, dim_name, operands, strides};
-use crate::builder::Builder;
+use crate::builder::{Builder, FOLD_LIMIT};
 use crate::dtype::DType;
 use crate::factor::ReduceKind;
 use crate::graph::ValueId;
@@ -105,23 +105,22 @@ impl Builder {
     }
 }
 
-/// One axis of an ONNX slice, made plain: the indices taken.
-fn indices(size: usize, start: i64, end: i64, step: i64) -> Result<Vec<i64>, OpError> {
+/// One axis of an ONNX slice, made plain: the first index taken, and how many are.
+fn taken(size: usize, start: i64, end: i64, step: i64) -> Result<(i64, u64), OpError> {
     let n = size as i64;
     let from_front = |i: i64| if i < 0 { i.saturating_add(n) } else { i };
-    match step {
-        0 => Err(OpError("a slice has step 0".into())),
+    let (start, length) = match step {
+        0 => return Err(OpError("a slice has step 0".into())),
         1.. => {
             let (start, end) = (from_front(start).clamp(0, n), from_front(end).clamp(0, n));
-            Ok((start..end).step_by(step as usize).collect())
+            (start, end - start)
         }
         _ => {
             let (start, end) = (from_front(start).clamp(-1, n - 1), from_front(end).clamp(-1, n - 1));
-            let count = (start - end).max(0) as u64;
-            let step = step.unsigned_abs();
-            Ok((0..count.div_ceil(step)).map(|k| start - (k * step) as i64).collect())
+            (start, start - end)
         }
-    }
+    };
+    Ok((start, (length.max(0) as u64).div_ceil(step.unsigned_abs())))
 }
 
 fn import_slice(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
@@ -145,13 +144,17 @@ fn import_slice(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let axes = cx.axes(&axes, cx.b.ty(x).rank())?;
     for (i, &d) in axes.iter().enumerate() {
         let size = cx.b.dims(x)[d];
-        let taken = indices(size, starts[i], ends[i], steps[i])?;
-        x = match (steps[i], taken.first()) {
-            (1, Some(&first)) => cx.b.slice(x, d, first as usize, first as usize + taken.len())?,
-            (_, None) => cx.b.slice(x, d, 0, 0)?,
-            _ => {
-                let taken = cx.b.constant(Tensor::i64([taken.len()], &taken));
-                cx.b.gather(x, taken, d)?
+        let (first, count) = taken(size, starts[i], ends[i], steps[i])?;
+        x = match (steps[i], count as usize) {
+            (_, 0) => cx.b.slice(x, d, 0, 0)?,
+            (1, count) => cx.b.slice(x, d, first as usize, first as usize + count)?,
+            (_, count) if count > FOLD_LIMIT => {
+                return Err(OpError(format!("a slice with step {} takes {count} indices, too many", steps[i])));
+            }
+            (step, count) => {
+                let indices: Vec<i64> = (0..count as i64).map(|k| first + k * step).collect();
+                let indices = cx.b.constant(Tensor::i64([count], &indices));
+                cx.b.gather(x, indices, d)?
             }
         };
     }
@@ -189,11 +192,14 @@ fn import_split(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
 
 #[cfg(test)]
 mod tests {
-    use super::indices;
+    use super::taken;
 
     #[test]
     fn slices_take_what_numpy_takes() {
-        let take = |size, a, b, s| indices(size, a, b, s).unwrap();
+        let take = |size, start, end, step| {
+            let (first, count) = taken(size, start, end, step).unwrap();
+            (0..count as i64).map(|k| first + k * step).collect::<Vec<_>>()
+        };
         assert_eq!(take(5, 1, i64::MAX, 1), [1, 2, 3, 4]);
         assert_eq!(take(5, -2, i64::MAX, 1), [3, 4]);
         assert_eq!(take(5, -1, i64::MIN, -1), [4, 3, 2, 1, 0]);
@@ -202,6 +208,6 @@ mod tests {
         assert_eq!(take(5, 3, 1, 1), [0i64; 0]);
         assert_eq!(take(0, 0, 5, 1), [0i64; 0]);
         assert_eq!(take(0, 0, i64::MIN, -1), [0i64; 0]);
-        assert!(indices(5, 0, 5, 0).is_err());
+        assert!(taken(5, 0, 5, 0).is_err());
     }
 }

@@ -15,9 +15,9 @@ pub const ALIGN: usize = 64;
 /// overflow.
 pub const MAX_ELEMENTS: usize = 1 << 48;
 
-/// The number of elements of a shape.
+/// The number of elements of a shape; `usize::MAX` where it is beyond that.
 pub fn numel(dims: &[usize]) -> usize {
-    dims.iter().product()
+    dims.iter().fold(1, |n: usize, &d| n.saturating_mul(d))
 }
 
 /// An element type and sizes: the type of a value.
@@ -48,7 +48,7 @@ impl Type {
     }
     /// The size in bytes.
     pub fn bytes(&self) -> usize {
-        self.numel() * self.dtype.size()
+        self.numel().saturating_mul(self.dtype.size())
     }
 }
 

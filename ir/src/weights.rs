@@ -80,7 +80,9 @@ pub enum WeightError {
         found: u64,
     },
     /// The stored length is not that of the type.
-    #[error("weights of `{initializer}` take {expected} bytes as {ty}, but {length} are stored: the model file is inconsistent")]
+    #[error(
+        "weights of `{initializer}` take {expected} bytes as {ty}, but {length} are stored: the model file is inconsistent"
+    )]
     Length {
         /// The initializer.
         initializer: String,
@@ -128,9 +130,8 @@ impl WeightRef {
             return self.initializer.clone();
         }
         let dims = self.region.iter().zip(&self.ty.dims);
-        let parts: Vec<String> = dims
-            .map(|(r, &d)| if whole(r, d) { ":".to_string() } else { format!("{}:{}", r.start, r.end) })
-            .collect();
+        let parts: Vec<String> =
+            dims.map(|(r, &d)| if whole(r, d) { ":".to_string() } else { format!("{}:{}", r.start, r.end) }).collect();
         format!("{}[{}]", self.initializer, parts.join(","))
     }
 
@@ -270,12 +271,9 @@ mod tests {
         };
         let absent = file(&path, 0, 16);
         std::fs::write(&path, [0u8; 20]).unwrap();
-        insta::assert_snapshot!([
-            absent,
-            file(&path, 8, 16),
-            file(&path, u64::MAX, 16),
-            file(&path, 0, 8),
-            file(dir.path(), 0, 16),
-        ].join("\n"));
+        insta::assert_snapshot!(
+            [absent, file(&path, 8, 16), file(&path, u64::MAX, 16), file(&path, 0, 8), file(dir.path(), 0, 16),]
+                .join("\n")
+        );
     }
 }

@@ -4,8 +4,8 @@
 use autoshard_ir::onnx::proto::onnx::attribute_proto::AttributeType;
 use autoshard_ir::onnx::proto::onnx::tensor_proto::DataLocation;
 use autoshard_ir::onnx::proto::onnx::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
-    TensorShapeProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto,
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto,
 };
 use autoshard_ir::onnx::{Bindings, Model};
 use autoshard_ir::{Graph, Tensor, interp};
@@ -130,18 +130,27 @@ fn malformed_files() {
         ("no graph", open(&[8, 8])),
         ("no opset", error(|m, _| m.opset_import.clear())),
         ("defined twice", error(|_, n| n.push(n[0].clone()))),
-        ("initializer twice", error(|m, _| {
-            let w = graph(m).initializer[0].clone();
-            graph(m).initializer.push(w);
-        })),
-        ("undefined names", error(|_, n| {
-            n[0].input[0] = "gone".into();
-            n.push(node("Relu", &["lost"], &["z"]));
-        })),
-        ("cycle", error(|_, n| {
-            n.push(node("Add", &["a", "x"], &["b"]));
-            n.push(node("Add", &["b", "x"], &["a"]));
-        })),
+        (
+            "initializer twice",
+            error(|m, _| {
+                let w = graph(m).initializer[0].clone();
+                graph(m).initializer.push(w);
+            }),
+        ),
+        (
+            "undefined names",
+            error(|_, n| {
+                n[0].input[0] = "gone".into();
+                n.push(node("Relu", &["lost"], &["z"]));
+            }),
+        ),
+        (
+            "cycle",
+            error(|_, n| {
+                n.push(node("Add", &["a", "x"], &["b"]));
+                n.push(node("Add", &["b", "x"], &["a"]));
+            }),
+        ),
         ("output", error(|m, _| graph(m).output.push(info("nothing", 1, &[])))),
         ("no outputs", error(|m, _| graph(m).output.clear())),
         ("negative dim of an input", error(|m, _| graph(m).input[0] = info("x", 1, &["-7"]))),
@@ -149,22 +158,37 @@ fn malformed_files() {
         ("negative size", error(|m, _| graph(m).initializer[0].dims = vec![-3, -2])),
         ("absurd sizes", error(|m, _| graph(m).initializer[0].dims = vec![1 << 40, 1 << 40, 0])),
         ("elements missing", error(|m, _| graph(m).initializer[0].float_data.truncate(2))),
-        ("bytes missing", error(|m, _| {
-            graph(m).initializer[0].float_data.clear();
-            graph(m).initializer[0].set_raw_data(vec![0; 23].into());
-        })),
+        (
+            "bytes missing",
+            error(|m, _| {
+                graph(m).initializer[0].float_data.clear();
+                graph(m).initializer[0].set_raw_data(vec![0; 23].into());
+            }),
+        ),
         ("strings", error(|m, _| graph(m).initializer[0].set_data_type(8))),
-        ("outside the folder", error(|m, _| {
-            graph(m).initializer[0] = external("w", &[3, 2], &[("location", "../w.bin")]);
-        })),
-        ("external length", error(|m, _| {
-            graph(m).initializer[0] = external("w", &[3, 2], &[("location", "w.bin"), ("length", "7")]);
-        })),
-        ("external offset", error(|m, _| {
-            graph(m).initializer[0] = external("w", &[3, 2], &[("location", "w.bin"), ("offset", "18446744073709551615")]);
-        })),
+        (
+            "outside the folder",
+            error(|m, _| {
+                graph(m).initializer[0] = external("w", &[3, 2], &[("location", "../w.bin")]);
+            }),
+        ),
+        (
+            "external length",
+            error(|m, _| {
+                graph(m).initializer[0] = external("w", &[3, 2], &[("location", "w.bin"), ("length", "7")]);
+            }),
+        ),
+        (
+            "external offset",
+            error(|m, _| {
+                graph(m).initializer[0] =
+                    external("w", &[3, 2], &[("location", "w.bin"), ("offset", "18446744073709551615")]);
+            }),
+        ),
     ];
-    insta::assert_snapshot!(texts.map(|(what, text)| format!("{what}:\n    {}", text.replace('\n', "\n    "))).join("\n"));
+    insta::assert_snapshot!(
+        texts.map(|(what, text)| format!("{what}:\n    {}", text.replace('\n', "\n    "))).join("\n")
+    );
 }
 
 #[test]
@@ -218,7 +242,9 @@ fn model_of_fixed_sizes() -> ModelProto {
 #[test]
 fn a_file_that_is_not_there_or_no_file() {
     let dir = tempfile::tempdir().unwrap();
-    let open = |path: &std::path::Path| Model::open(path).unwrap_err().to_string().replace(&dir.path().display().to_string(), "DIR");
+    let open = |path: &std::path::Path| {
+        Model::open(path).unwrap_err().to_string().replace(&dir.path().display().to_string(), "DIR")
+    };
     let empty = dir.path().join("empty.onnx");
     std::fs::write(&empty, []).unwrap();
     insta::assert_snapshot!([open(&dir.path().join("absent.onnx")), open(dir.path()), open(&empty)].join("\n"));
@@ -229,7 +255,9 @@ fn run(g: &Graph) -> Vec<f32> {
     let inputs: Vec<Tensor> = g
         .inputs
         .iter()
-        .map(|i| Tensor::f32(g.ty(i.value).dims.clone(), &(0..g.ty(i.value).numel()).map(|x| x as f32).collect::<Vec<_>>()))
+        .map(|i| {
+            Tensor::f32(g.ty(i.value).dims.clone(), &(0..g.ty(i.value).numel()).map(|x| x as f32).collect::<Vec<_>>())
+        })
         .collect();
     let states: Vec<_> = g
         .states

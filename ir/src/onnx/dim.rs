@@ -283,8 +283,7 @@ impl Parser<'_> {
     }
 
     fn product(&mut self) -> Option<Dim> {
-        let ops =
-            [("*", BinaryOp::Mul), ("//", BinaryOp::FloorDiv), ("/", BinaryOp::Div), ("%", BinaryOp::Mod)];
+        let ops = [("*", BinaryOp::Mul), ("//", BinaryOp::FloorDiv), ("/", BinaryOp::Div), ("%", BinaryOp::Mod)];
         self.chain(&ops, Self::unary)
     }
 

@@ -16,8 +16,6 @@ use std::sync::Arc;
 
 use protobuf::EnumOrUnknown;
 
-use super::rules;
-use super::simplify::simplify;
 use super::dim::DimError;
 use super::error::{Problem, operator};
 use super::import::{ImportCx, OnnxAttr};
@@ -25,6 +23,8 @@ use super::model::{Bindings, Model, domain, function_opsets, opset, refers};
 use super::order::{node_name, order};
 use super::proto::onnx::attribute_proto::AttributeType;
 use super::proto::onnx::{AttributeProto, FunctionProto, GraphProto, NodeProto};
+use super::rules;
+use super::simplify::simplify;
 use super::tensors::{self, Source};
 use super::trainable;
 use crate::builder::{Builder, FOLD_LIMIT};
@@ -340,7 +340,13 @@ impl<'m> Lowering<'m> {
             Err(_) if self.model.function(node).is_some() => return self.call(node, name, op, &inputs, attrs, frame),
             Err(why) => {
                 let (domain, op) = (space.to_string(), node.op_type().to_string());
-                self.problems.push(Problem::Unsupported { domain, op, opset: version, nodes: vec![name.to_string()], why });
+                self.problems.push(Problem::Unsupported {
+                    domain,
+                    op,
+                    opset: version,
+                    nodes: vec![name.to_string()],
+                    why,
+                });
                 return None;
             }
         };

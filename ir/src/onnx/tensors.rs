@@ -16,9 +16,35 @@ use crate::weights::{WeightRef, WeightStorage};
 /// Types that tensors here cannot have, by name.
 pub fn dtype(code: i32) -> Result<DType, String> {
     const NAMES: [&str; 29] = [
-        "undefined", "float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double", "uint32",
-        "uint64", "complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "uint4",
-        "int4", "float4e2m1", "float8e8m0", "uint2", "int2", "float6e2m3", "float6e3m2",
+        "undefined",
+        "float",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "int32",
+        "int64",
+        "string",
+        "bool",
+        "float16",
+        "double",
+        "uint32",
+        "uint64",
+        "complex64",
+        "complex128",
+        "bfloat16",
+        "float8e4m3fn",
+        "float8e4m3fnuz",
+        "float8e5m2",
+        "float8e5m2fnuz",
+        "uint4",
+        "int4",
+        "float4e2m1",
+        "float8e8m0",
+        "uint2",
+        "int2",
+        "float6e2m3",
+        "float6e3m2",
     ];
     Ok(match code {
         1 => DType::F32,
@@ -75,11 +101,9 @@ pub fn reference(t: &TensorProto, source: &Source<'_>) -> Result<WeightRef, Stri
                 return Err(format!("{ty} takes {expected} bytes, but {} are stored", raw.len()));
             }
             match within(source.bytes, raw) {
-                Some(at) => WeightStorage::File {
-                    path: source.path.to_path_buf(),
-                    offset: at.start as u64,
-                    length: expected,
-                },
+                Some(at) => {
+                    WeightStorage::File { path: source.path.to_path_buf(), offset: at.start as u64, length: expected }
+                }
                 None => {
                     let found = Tensor::from_bytes(ty.clone(), raw).ok_or("its length does not fit its type")?;
                     WeightStorage::Inline(Arc::new(found))

@@ -88,10 +88,7 @@ fn parameters(g: &Graph) -> Vec<bool> {
 ///
 /// # Errors
 /// A node that cannot be folded.
-pub(super) fn settle(
-    mut g: Graph,
-    constant: impl Fn(&WeightRef) -> Option<Tensor>,
-) -> Result<Graph, RewriteError> {
+pub(super) fn settle(mut g: Graph, constant: impl Fn(&WeightRef) -> Option<Tensor>) -> Result<Graph, RewriteError> {
     let trained = parameters(&g);
     let mut constants: BTreeMap<ValueId, Tensor> = BTreeMap::new();
     for id in (0..g.states.len() as u32).map(StateId) {

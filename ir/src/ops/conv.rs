@@ -362,7 +362,7 @@ fn import(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
         return Err(OpError(format!("Conv of {} with weight {}: need [n, c, spatial..]", cx.b.ty(x), cx.b.ty(w))));
     }
     let groups = cx.attr_int("group", 1);
-    if groups < 1 || groups as usize * wd[1] != xd[1] {
+    if groups < 1 || (groups as usize).checked_mul(wd[1]) != Some(xd[1]) {
         return Err(OpError(format!(
             "Conv of {} channels with weight {} does not fit group = {groups}",
             xd[1],

@@ -3,13 +3,13 @@
 //! Read next: [`super::iota`].
 
 use super::support::{RuleMaker, StridedCopy, copy_work, dim_name, operands, strides};
-use crate::builder::Builder;
+use crate::builder::{Builder, FOLD_LIMIT};
 use crate::dtype::DType;
 use crate::factor::ReduceKind;
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{AttrKind, Gradient, Op, OpDef, OpError, Sample, SampleInput};
-use crate::tensor::{Tensor, Type};
+use crate::tensor::{MAX_ELEMENTS, Tensor, Type};
 
 /// A constant around.
 pub static PAD: OpDef = OpDef {
@@ -23,7 +23,8 @@ pub static PAD: OpDef = OpDef {
         if low.len() != x.rank() || high.len() != x.rank() || low.iter().chain(high).any(|&p| p < 0) {
             return Err(OpError(format!("pads {low:?} and {high:?} do not fit {x}")));
         }
-        let dims: Vec<usize> = (0..x.rank()).map(|d| x.dims[d].saturating_add(low[d] as usize).saturating_add(high[d] as usize)).collect();
+        let dims: Vec<usize> =
+            (0..x.rank()).map(|d| x.dims[d].saturating_add(low[d] as usize).saturating_add(high[d] as usize)).collect();
         Ok(vec![Type::new(x.dtype, dims)])
     },
     factors: |op, inputs, outputs| {
@@ -117,6 +118,9 @@ fn import_pad(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     if pads.len() != 2 * axes.len() {
         return Err(OpError(format!("{} pads for {} axes", pads.len(), axes.len())));
     }
+    if let Some(p) = pads.iter().find(|p| p.unsigned_abs() > MAX_ELEMENTS as u64) {
+        return Err(OpError(format!("a pad of {p} is beyond any size")));
+    }
     let mut each = vec![(0, 0); rank];
     for (i, &d) in axes.iter().enumerate() {
         each[d] = (pads[i], pads[axes.len() + i]);
@@ -137,6 +141,9 @@ fn import_pad(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
             continue;
         }
         let n = cx.b.dims(x)[d] as i64;
+        if n + low + high > FOLD_LIMIT as i64 {
+            return Err(OpError(format!("padding dim {d} of {n} by {low} and {high} takes too many indices")));
+        }
         let taken = (-low..n + high).map(|i| source(&mode, i, n)).collect::<Result<Vec<i64>, _>>()?;
         let taken = cx.b.constant(Tensor::i64([taken.len()], &taken));
         x = cx.b.gather(x, taken, d)?;

@@ -48,12 +48,17 @@ pub(crate) struct Window {
     pub ceil: bool,
 }
 
+/// A size in range: products of two stay far from overflow.
+fn plain(x: i64) -> Option<usize> {
+    usize::try_from(x).ok().filter(|&x| x <= 1 << 31)
+}
+
 impl Window {
     /// Of an operator's attributes; a convolution's kernel sizes are those of its weight.
     pub fn of(op: &Op, kernel: Option<&[usize]>) -> Result<Window, OpError> {
         let list = |name: &str| -> Result<Vec<usize>, OpError> {
             let one = |&x: &i64| {
-                usize::try_from(x).map_err(|_| OpError(format!("{}: `{name}` holds {x}, which is negative", op.name())))
+                plain(x).ok_or_else(|| OpError(format!("{}: `{name}` holds {x}, which is out of range", op.name())))
             };
             op.get_ints(name).iter().map(one).collect()
         };
@@ -117,8 +122,9 @@ impl Window {
                 return Err(OpError(format!("`{name}` has {} entries, not {count}", xs.len())));
             }
             let one = |&x: &i64| {
-                usize::try_from(x)
-                    .map_err(|_| OpError(format!("`{name}` holds {x}; negative values are not supported")))
+                plain(x).ok_or_else(|| {
+                    OpError(format!("`{name}` holds {x}; values below 0 or beyond 2^31 are not supported"))
+                })
             };
             xs.iter().map(one).collect()
         };

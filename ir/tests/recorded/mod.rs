@@ -96,8 +96,7 @@ pub fn states(graph: &Graph) -> Vec<Arc<Tensor>> {
 
 /// Runs a graph on a set of recorded inputs.
 pub fn run(graph: &Graph, arrays: &BTreeMap<String, Tensor>, set: &str) -> Vec<Tensor> {
-    let inputs: Vec<Tensor> =
-        graph.inputs.iter().map(|i| arrays[&format!("{set}/{}", i.name)].clone()).collect();
+    let inputs: Vec<Tensor> = graph.inputs.iter().map(|i| arrays[&format!("{set}/{}", i.name)].clone()).collect();
     interp::run(graph, &inputs, &states(graph)).unwrap_or_else(|e| panic!("{e}")).outputs
 }
 

@@ -24,13 +24,7 @@ pub(super) fn uses(graph: &Graph) -> Vec<usize> {
     uses
 }
 
-fn node(
-    graph: &Graph,
-    uses: &[usize],
-    b: &mut Builder,
-    n: &Node,
-    ins: &[ValueId],
-) -> Result<Vec<ValueId>, OpError> {
+fn node(graph: &Graph, uses: &[usize], b: &mut Builder, n: &Node, ins: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
     let producer = |b: &Builder, v: ValueId| b.graph().producer(v).map(|p| b.graph().node(p).clone());
     let perm = |n: &Node| -> Vec<usize> { n.op.get_ints("perm").iter().map(|&d| d as usize).collect() };
     match n.op.name() {

@@ -51,7 +51,10 @@ fn outputs(g: &Graph) -> Vec<Tensor> {
 
 /// Simplifies what `build` makes of `x[b,s,h]` and integers `i[b,s]`; checks that outputs are the same; gives the
 /// operators that are left.
-fn simplified(dims: [usize; 3], build: impl Fn(&mut Builder, ValueId, ValueId) -> Result<Vec<ValueId>, OpError>) -> Graph {
+fn simplified(
+    dims: [usize; 3],
+    build: impl Fn(&mut Builder, ValueId, ValueId) -> Result<Vec<ValueId>, OpError>,
+) -> Graph {
     let mut b = Builder::new("test");
     let x = b.input("x", Type::new(DType::F32, dims), Some(0));
     let i = b.input("i", Type::new(DType::I64, &dims[..2]), Some(0));

@@ -3,10 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash tests/setup.sh
-cargo build --release --quiet
+cargo build --quiet
 out=target/demo
 mkdir -p "$out"
-autoshard="${CARGO_TARGET_DIR:-target}/release/autoshard"
+autoshard="${CARGO_TARGET_DIR:-target}/debug/autoshard"
 run() { echo; echo "\$ autoshard $*"; "$autoshard" "$@"; }
 run plan tests/models/gpt2-loss-dyn.onnx --gpus 8 --global-batch 16 --dim sequence=16 -o "$out/gpt2.plan.json"
 run verify "$out/gpt2.plan.json"

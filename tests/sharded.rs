@@ -2,8 +2,7 @@
 //! line with pins, run on virtual ranks, compared by `verify` (outputs, gradients, updated parameters and optimizer states,
 //! within 1e-4).
 
-use std::path::PathBuf;
-use std::process::Command;
+mod common;
 
 const LOGITS: &[&str] = &[
     "gpt2-logits-dyn",
@@ -40,18 +39,16 @@ const PLANS: &[(&str, usize, &[&str])] = &[
     ("planner's choice for 8", 8, &[]),
 ];
 
-fn autoshard(args: &[&str]) -> Result<String, String> {
-    let out = Command::new(env!("CARGO_BIN_EXE_autoshard")).args(args).output().unwrap();
-    let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
-    if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
+fn run(args: &[&str]) -> Result<(), String> {
+    let ran = common::autoshard(args);
+    if ran.code == 0 { Ok(()) } else { Err(ran.stderr) }
 }
 
 fn check(models: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models");
     let mut failures = Vec::new();
     for model in models {
-        let file = root.join(format!("{model}.onnx"));
+        let file = common::model(&format!("{model}.onnx"));
         let mut base = vec!["--global-batch", "8", "--cluster", "dgx-h100", "--quiet"];
         if !model.starts_with("vit") && !model.starts_with("resnet") {
             base.extend(["--dim", "sequence=12"]);
@@ -62,11 +59,11 @@ fn check(models: &[&str]) {
             }
             let plan = dir.path().join("plan.json");
             let gpus = gpus.to_string();
-            let (file, plan) = (file.to_str().unwrap(), plan.to_str().unwrap());
-            let mut args = vec!["plan", file, "--gpus", &gpus, "-o", plan];
+            let plan = plan.to_str().unwrap();
+            let mut args = vec!["plan", &file, "--gpus", &gpus, "-o", plan];
             args.extend(&base);
             args.extend(*pins);
-            let done = autoshard(&args).and_then(|_| autoshard(&["check", plan])).and_then(|_| autoshard(&["verify", plan]));
+            let done = run(&args).and_then(|()| run(&["check", plan])).and_then(|()| run(&["verify", plan]));
             if let Err(e) = done {
                 failures.push(format!("{model}, {name}: {e}"));
             }

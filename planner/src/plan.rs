@@ -570,9 +570,10 @@ fn predicted(found: &Found, cluster: &Cluster, batch: usize) -> Predicted {
     let busiest = prediction.stages.iter().min_by(|a, b| a.idle_s.total_cmp(&b.idle_s)).cloned().unwrap_or_default();
     let breakdown = Breakdown {
         compute_s: m * (busiest.forward.compute_s + busiest.backward.compute_s),
-        communication_s: m * (busiest.forward.communication_s + busiest.backward.communication_s),
+        communication_s: m * (busiest.forward.communication_s + busiest.backward.communication_s)
+            + busiest.update.communication_s,
         bubble_s: busiest.idle_s.max(0.0),
-        optimizer_s: busiest.update.total(),
+        optimizer_s: busiest.update.compute_s,
     };
     Predicted {
         step_time_s: prediction.step_time_s,

@@ -70,7 +70,9 @@ function memory() {
   const body = at("memory"), kinds = [["parameters", "--c0"], ["optimizer", "--c1"], ["gradients", "--c2"],
     ["activations", "--c4"], ["workspace", "--c5"], ["constants", "--c3"]];
   const limit = data.memory.limit_bytes;
-  const scale = Math.max(limit, ...data.memory.stages.map((m) => m.total));
+  const peak = Math.max(...data.memory.stages.map((m) => m.total));
+  // A small model would be invisible against the limit.
+  const scale = peak > limit / 20 ? Math.max(limit, peak) : peak;
   body.append(el("div", { class: "legend" }, kinds.map(([k, c]) => el("span", {}, el("i", { style: `background:var(${c})` }), k))));
   for (const m of data.memory.stages) {
     body.append(el("div", { class: "bar", "data-stage": m.stage }, el("span", {}, `stage ${m.stage}, ranks ${m.ranks}`),

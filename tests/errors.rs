@@ -1,0 +1,109 @@
+//! Bad input gives one clear error (what, where, what to do) and the right exit code, never a panic, and leaves no file.
+
+mod common;
+
+use std::fs;
+
+use common::{autoshard, model};
+
+struct Case<'a> {
+    args: Vec<&'a str>,
+    code: i32,
+    says: &'a [&'a str],
+}
+
+fn check(cases: &[Case<'_>]) {
+    for c in cases {
+        let ran = autoshard(&c.args);
+        let shown = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ").replace(" │ ", " ");
+        assert_eq!(ran.code, c.code, "{:?}: {}", c.args, ran.stderr);
+        assert!(!ran.stderr.contains("panicked"), "{:?}: {}", c.args, ran.stderr);
+        for s in c.says {
+            assert!(shown.contains(s), "{:?}: lacks `{s}` in: {}", c.args, ran.stderr);
+        }
+    }
+}
+
+#[test]
+fn of_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let good = model("gpt2-loss-dyn.onnx");
+    let bytes = fs::read(&good).unwrap();
+    let (cut, noise, absent, output) = (at("cut.onnx"), at("noise.onnx"), at("absent.onnx"), at("out.plan.json"));
+    fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    fs::write(&noise, b"this is no model").unwrap();
+    let nowhere = at("no/such/folder/p.json");
+    let base = ["--dim", "sequence=16", "--global-batch", "16", "-o", &output];
+    let plan = |file: &'_ str, more: &[&str]| -> Vec<String> {
+        ["plan", file].iter().chain(&base).chain(more).map(|s| s.to_string()).collect()
+    };
+    let cases: Vec<(Vec<String>, i32, Vec<&str>)> = vec![
+        (plan(&cut, &["--gpus", "8"]), 1, vec!["cut.onnx"]),
+        (plan(&noise, &["--gpus", "8"]), 1, vec!["noise.onnx"]),
+        (plan(&absent, &["--gpus", "8"]), 1, vec!["absent.onnx", "No such file"]),
+        (plan(&good, &["--gpus", "0"]), 2, vec!["0"]),
+        (plan(&good, &["--gpus", "12"]), 2, vec!["12"]),
+        (plan(&good, &["--gpus", "8", "--cluster", "dgx-z1"]), 2, vec!["dgx-z1", "dgx-h100"]),
+        (plan(&good, &["--gpus", "8", "--tp", "3"]), 2, vec!["--tp 3 does not divide 8 GPUs", "1, 2, 4, 8"]),
+        (plan(&good, &["--gpus", "8", "--tp", "2", "--pp", "2", "--dp", "4"]), 2, vec!["is 16, not 8 GPUs"]),
+        (plan(&good, &["--gpus", "8", "--dim", "heads=4"]), 2, vec!["no symbol `heads`"]),
+        (plan(&good, &["--gpus", "8", "--loss", "output:accuracy"]), 1, vec!["accuracy", "logits"]),
+        (plan(&good, &["--gpus", "8", "--memory-limit", "0.0001"]), 3, vec!["no plan fits", "would help"]),
+        (plan(&good, &["--gpus", "8", "--zero", "4"]), 2, vec!["4 is not in 0..=3"]),
+        (vec!["plan".into(), good.clone(), "--gpus".into(), "8".into(), "-o".into(), output.clone()], 2, vec!["`sequence` is not known", "--dim sequence=N"]),
+        (vec!["plan".into(), good.clone(), "--gpus".into(), "8".into(), "--dim".into(), "sequence=16".into(), "-o".into(), nowhere.clone()], 1, vec!["cannot write", "-o"]),
+    ];
+    for (args, code, says) in &cases {
+        check(&[Case { args: args.iter().map(String::as_str).collect(), code: *code, says }]);
+    }
+    assert!(!dir.path().join("out.plan.json").exists(), "a failed plan leaves no file");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "only the two bad models are there: {left:?}");
+}
+
+#[test]
+fn of_plan_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (plan, model_copy) = (at("p.json"), at("m.onnx"));
+    fs::copy(model("vit-loss-dyn.onnx"), &model_copy).unwrap();
+    common::works(&["plan", &model_copy, "--gpus", "2", "--global-batch", "4", "-q", "-o", &plan]);
+    let text = fs::read_to_string(&plan).unwrap();
+
+    let newer = at("newer.json");
+    fs::write(&newer, text.replacen("\"version\": 1", "\"version\": 2", 1)).unwrap();
+    let broken = at("broken.json");
+    fs::write(&broken, &text[..text.len() / 2]).unwrap();
+    let odd = at("odd.json");
+    fs::write(&odd, text.replacen("split ", "slice ", 1)).unwrap();
+    check(&[
+        Case { args: vec!["check", &newer], code: 1, says: &["format version 2", "make the plan anew"] },
+        Case { args: vec!["check", &broken], code: 1, says: &["this is no plan"] },
+        Case { args: vec!["check", &odd], code: 1, says: &["does not fit"] },
+        Case { args: vec!["run", &plan, "--steps", "0"], code: 2, says: &["--steps must be 1 or more"] },
+        Case { args: vec!["explain", &plan, "no-such-operator"], code: 1, says: &["no-such-operator"] },
+    ]);
+    // Unknown fields are ignored.
+    let more = at("more.json");
+    fs::write(&more, text.replacen('{', "{\"comment\": \"kept\",", 1)).unwrap();
+    common::works(&["check", &more]);
+    // Another model under the same name is refused.
+    fs::copy(model("vit-loss-leg.onnx"), &model_copy).unwrap();
+    check(&[Case { args: vec!["check", &plan], code: 1, says: &["sha256", "make the plan anew"] }]);
+    fs::remove_file(&model_copy).unwrap();
+    check(&[Case { args: vec!["run", &plan], code: 1, says: &["is not there"] }]);
+}
+
+#[test]
+fn same_inputs_give_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut texts = Vec::new();
+    for name in ["a.json", "b.json"] {
+        let plan = dir.path().join(name);
+        let args = ["--gpus", "4", "--global-batch", "8", "--dim", "sequence=12", "-q", "-o", plan.to_str().unwrap()];
+        common::works(&[&["plan", &model("llama-loss-leg.onnx")], &args[..]].concat());
+        texts.push(fs::read(&plan).unwrap());
+    }
+    assert_eq!(texts[0], texts[1]);
+}

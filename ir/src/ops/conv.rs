@@ -70,7 +70,7 @@ fn result(op: &Op, x: &Type, w: &Type) -> Result<Type, OpError> {
     if w.dtype != x.dtype {
         return Err(OpError(format!("convolution of {x} with weight {w}: element types differ")));
     }
-    let groups = if w.dims[1] == 0 { 0 } else { x.dims[1] / w.dims[1] };
+    let groups = x.dims[1].checked_div(w.dims[1]).unwrap_or(0);
     if groups == 0 || groups * w.dims[1] != x.dims[1] || w.dims[0] % groups != 0 {
         return Err(OpError(format!("convolution of {x} with weight {w}: channels do not fit any number of groups")));
     }

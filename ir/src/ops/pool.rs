@@ -99,7 +99,7 @@ pub static AVERAGE_POOL_GRAD: OpDef = OpDef {
     samples: || {
         let of_dy = |s: Sample| {
             let x = &s.inputs[0].ty;
-            let y = s.op.infer(&[x.clone()]).ok()?.remove(0);
+            let y = s.op.infer(std::slice::from_ref(x)).ok()?.remove(0);
             Some(Sample { op: average_grad_op(&s.op, &x.dims), inputs: vec![SampleInput::f32(y.dims)] })
         };
         samples(&AVERAGE_POOL).into_iter().filter_map(of_dy).collect()
@@ -167,7 +167,7 @@ fn loops(op: &Op, x: &[usize], y: &[usize]) -> Result<WindowLoops, KernelError> 
 fn largest<T: Real>(w: &WindowLoops, o: [usize; 3], x: &[T]) -> Option<usize> {
     let mut best: Option<usize> = None;
     w.window(o, |i| {
-        if best.is_none_or(|b| x[i] > x[b] || (x[i] != x[i] && x[b] == x[b])) {
+        if best.is_none_or(|b| x[i] > x[b] || (x[i].f64().is_nan() && !x[b].f64().is_nan())) {
             best = Some(i);
         }
     });

@@ -64,7 +64,8 @@ fn plan(model: &Path, dims: &[&str], batch: usize, gpus: usize, limit: &str) -> 
     let wall = started.elapsed().as_secs_f64();
     let text = child.wait_with_output().map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
     let _ = std::fs::remove_file(&out);
-    let line = |name: &str| text.lines().find_map(|l| Some(l.strip_prefix(name)?.trim().to_string())).unwrap_or_default();
+    let line =
+        |name: &str| text.lines().find_map(|l| Some(l.strip_prefix(name)?.trim().to_string())).unwrap_or_default();
     let outcome = match done.code() {
         Some(0) => format!("{}; {}", line("plan"), line("proof")),
         Some(3) => "does not fit".into(),

@@ -43,8 +43,9 @@ pub fn columns(rows: &[Vec<String>]) -> String {
         }
     }
     let number = |c: &String| c.starts_with(|x: char| x.is_ascii_digit()) && c.chars().count() < 12;
-    let right: Vec<bool> =
-        (0..widths.len()).map(|i| i > 0 && rows.len() > 1 && rows[1..].iter().all(|r| r.get(i).is_none_or(number))).collect();
+    let right: Vec<bool> = (0..widths.len())
+        .map(|i| i > 0 && rows.len() > 1 && rows[1..].iter().all(|r| r.get(i).is_none_or(number)))
+        .collect();
     let line = |row: &Vec<String>| {
         let cells: Vec<String> = row
             .iter()

@@ -20,7 +20,9 @@ pub fn dims(model: &Model, flags: &[String], batch: Option<&str>) -> Result<BTre
     for flag in flags {
         let parsed = flag.split_once('=').and_then(|(n, v)| Some((n.trim(), v.trim().parse::<usize>().ok()?)));
         match parsed {
-            None | Some((_, 0)) => problems.push(format!("`--dim {flag}` is not of the form NAME=N with N of 1 or more")),
+            None | Some((_, 0)) => {
+                problems.push(format!("`--dim {flag}` is not of the form NAME=N with N of 1 or more"))
+            }
             Some((n, _)) if Some(n) == batch => {
                 problems.push(format!("`--dim {flag}`: `{n}` is the batch; give it by --global-batch"));
             }
@@ -43,7 +45,8 @@ pub fn dims(model: &Model, flags: &[String], batch: Option<&str>) -> Result<BTre
         return Ok(found);
     }
     let want: Vec<String> = known.iter().map(|n| format!("--dim {n}=N")).collect();
-    let help = if want.is_empty() { "the model has no symbols to bind".into() } else { format!("give {}", want.join(" ")) };
+    let help =
+        if want.is_empty() { "the model has no symbols to bind".into() } else { format!("give {}", want.join(" ")) };
     Err(Failure::usage(problems.join("\n")).help(help))
 }
 
@@ -56,7 +59,11 @@ fn loss_output(model: &Model) -> Option<String> {
         .filter(|o| o.dims.as_ref().is_some_and(Vec::is_empty))
         .map(|o| o.name.as_str())
         .collect();
-    scalars.iter().find(|n| **n == "loss").or(if scalars.len() == 1 { scalars.first() } else { None }).map(|n| n.to_string())
+    scalars
+        .iter()
+        .find(|n| **n == "loss")
+        .or(if scalars.len() == 1 { scalars.first() } else { None })
+        .map(|n| n.to_string())
 }
 
 /// The request of `plan`, and what was assumed.
@@ -156,7 +163,12 @@ pub fn request(
 
 /// The batch of a model whose batch dim is a number.
 fn fixed_batch(model: &Model) -> usize {
-    let first = model.signature().inputs.iter().find_map(|i| i.dims.as_ref()?.first().and_then(|d| match d { autoshard_ir::onnx::Dim::Int(n) => Some(*n), _ => None }));
+    let first = model.signature().inputs.iter().find_map(|i| {
+        i.dims.as_ref()?.first().and_then(|d| match d {
+            autoshard_ir::onnx::Dim::Int(n) => Some(*n),
+            _ => None,
+        })
+    });
     first.and_then(|b| usize::try_from(b).ok()).unwrap_or(1).max(1)
 }
 

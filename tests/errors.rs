@@ -51,8 +51,25 @@ fn of_plan() {
         (plan(&good, &["--gpus", "8", "--loss", "output:accuracy"]), 1, vec!["accuracy", "logits"]),
         (plan(&good, &["--gpus", "8", "--memory-limit", "0.0001"]), 3, vec!["no plan fits", "would help"]),
         (plan(&good, &["--gpus", "8", "--zero", "4"]), 2, vec!["4 is not in 0..=3"]),
-        (vec!["plan".into(), good.clone(), "--gpus".into(), "8".into(), "-o".into(), output.clone()], 2, vec!["`sequence` is not known", "--dim sequence=N"]),
-        (vec!["plan".into(), good.clone(), "--gpus".into(), "8".into(), "--dim".into(), "sequence=16".into(), "-o".into(), nowhere.clone()], 1, vec!["cannot write", "-o"]),
+        (
+            vec!["plan".into(), good.clone(), "--gpus".into(), "8".into(), "-o".into(), output.clone()],
+            2,
+            vec!["`sequence` is not known", "--dim sequence=N"],
+        ),
+        (
+            vec![
+                "plan".into(),
+                good.clone(),
+                "--gpus".into(),
+                "8".into(),
+                "--dim".into(),
+                "sequence=16".into(),
+                "-o".into(),
+                nowhere.clone(),
+            ],
+            1,
+            vec!["cannot write", "-o"],
+        ),
     ];
     for (args, code, says) in &cases {
         check(&[Case { args: args.iter().map(String::as_str).collect(), code: *code, says }]);

@@ -39,7 +39,11 @@ fn the_page_draws_every_section_in_chromium() {
         .output()
         .unwrap();
     let dom = String::from_utf8_lossy(&out.stdout);
-    assert!(dom.contains("data-ready=\"yes\""), "the script did not reach its end: {}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        dom.contains("data-ready=\"yes\""),
+        "the script did not reach its end: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     let body = &dom[..dom.find("id=\"data\"").unwrap_or(dom.len())];
     for want in [
         "gpt2-loss-dyn.onnx on 4 GPUs",

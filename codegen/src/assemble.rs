@@ -104,22 +104,23 @@ pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches:
         persistent_bytes += bytes[i].max(1).next_multiple_of(autoshard_ir::tensor::ALIGN as u64);
     }
     // Lays out some buffers by their lifetime over some lists; returns the size.
-    let mut lay = |which: &dyn Fn(usize) -> bool, spans: &[Option<(usize, usize)>], region: Region, offsets: &mut [u64]| {
-        let chosen: Vec<usize> = (0..n).filter(|&i| !persistent[i] && which(i) && spans[i].is_some()).collect();
-        let lives: Vec<Lifetime> = chosen
-            .iter()
-            .map(|&i| {
-                let (birth, death) = spans[i].expect("filtered");
-                Lifetime { birth, death, bytes: bytes[i] }
-            })
-            .collect();
-        let placed = layout::place(&lives);
-        for (&i, at) in chosen.iter().zip(placed.offsets) {
-            regions[i] = region;
-            offsets[i] = at;
-        }
-        placed.total
-    };
+    let mut lay =
+        |which: &dyn Fn(usize) -> bool, spans: &[Option<(usize, usize)>], region: Region, offsets: &mut [u64]| {
+            let chosen: Vec<usize> = (0..n).filter(|&i| !persistent[i] && which(i) && spans[i].is_some()).collect();
+            let lives: Vec<Lifetime> = chosen
+                .iter()
+                .map(|&i| {
+                    let (birth, death) = spans[i].expect("filtered");
+                    Lifetime { birth, death, bytes: bytes[i] }
+                })
+                .collect();
+            let placed = layout::place(&lives);
+            for (&i, at) in chosen.iter().zip(placed.offsets) {
+                regions[i] = region;
+                offsets[i] = at;
+            }
+            placed.total
+        };
     let (frame_bytes, scratch_bytes, offsets) = if micro_batches == 1 {
         let spans = lifetimes(&stage, &List::ALL);
         let frame = lay(&|_| true, &spans, Region::Frame, &mut offsets);
@@ -139,8 +140,12 @@ pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches:
         // Or all of a micro-batch in its frame.
         let mut within = offsets;
         let whole = lay(&in_micro_batch, &joint, Region::Frame, &mut within);
-        let rest = lay(&|i| !in_micro_batch(i), &per_list[0], Region::Scratch, &mut within)
-            .max(lay(&|i| !in_micro_batch(i), &per_list[3], Region::Scratch, &mut within));
+        let rest = lay(&|i| !in_micro_batch(i), &per_list[0], Region::Scratch, &mut within).max(lay(
+            &|i| !in_micro_batch(i),
+            &per_list[3],
+            Region::Scratch,
+            &mut within,
+        ));
         let frames = frames as u64;
         if whole * frames + rest < frame * frames + scratch {
             (whole, rest, within)

@@ -425,7 +425,8 @@ impl Partition<'_> {
         if self.list == List::Backward && !all.iter().any(|x| x.persistent) {
             // Of the forward list's versions, the smallest whole one: it is what the frame keeps.
             let bytes = |x: &Version| self.out.buffers[x.buffer.0 as usize].ty.bytes();
-            let kept = all.iter().filter(|x| x.list == List::Forward && x.spec.partial.is_empty()).min_by_key(|x| bytes(x));
+            let kept =
+                all.iter().filter(|x| x.list == List::Forward && x.spec.partial.is_empty()).min_by_key(|x| bytes(x));
             if let Some(kept) = kept {
                 let least = bytes(kept);
                 seen.extend(

@@ -8,7 +8,13 @@ use autoshard_runtime::program::Slot;
 
 /// The schedule of one stage, and the number of frames it needs. Without `backward` (inference) a frame is free right
 /// after its forward. Ends with `Slot::Update`.
-pub fn slots(schedule: Schedule, stage: usize, stages: usize, micro_batches: usize, backward: bool) -> (Vec<Slot>, usize) {
+pub fn slots(
+    schedule: Schedule,
+    stage: usize,
+    stages: usize,
+    micro_batches: usize,
+    backward: bool,
+) -> (Vec<Slot>, usize) {
     let mut slots = Vec::new();
     if !backward {
         slots.extend((0..micro_batches).map(|micro_batch| Slot::Forward { micro_batch, frame: 0 }));

@@ -130,8 +130,7 @@ fn random_assignment(graph: &Graph, mesh: Mesh, stages: usize, micro_batches: us
                 Def::Node(p, _) => stateless[p.index()],
                 _ => true,
             });
-        let inputs_everywhere =
-            node.inputs.iter().all(|&v| graph.producer(v).is_none_or(|p| everywhere[p.index()]));
+        let inputs_everywhere = node.inputs.iter().all(|&v| graph.producer(v).is_none_or(|p| everywhere[p.index()]));
         everywhere[i] = stateless[i] && inputs_everywhere && d.below(2) == 0;
     }
     let strategy = graph
@@ -158,7 +157,8 @@ fn random_assignment(graph: &Graph, mesh: Mesh, stages: usize, micro_batches: us
 
 fn distance(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.ty(), b.ty());
-    let (a, b) = (autoshard_ir::convert::to_f64(a.dtype(), a.bytes()), autoshard_ir::convert::to_f64(b.dtype(), b.bytes()));
+    let (a, b) =
+        (autoshard_ir::convert::to_f64(a.dtype(), a.bytes()), autoshard_ir::convert::to_f64(b.dtype(), b.bytes()));
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
     norm(&mut a.iter().zip(&b).map(|(x, y)| x - y)) / norm(&mut b.iter().copied()).max(1e-6)
 }
@@ -189,7 +189,13 @@ fn check(seed: u64, train: bool) {
     let states: Vec<Arc<Tensor>> = whole
         .states
         .iter()
-        .map(|s| Arc::new(if s.kind == StateKind::Parameter { d.tensor(whole.ty(s.read), 0.0) } else { Tensor::zeros(whole.ty(s.read).clone()) }))
+        .map(|s| {
+            Arc::new(if s.kind == StateKind::Parameter {
+                d.tensor(whole.ty(s.read), 0.0)
+            } else {
+                Tensor::zeros(whole.ty(s.read).clone())
+            })
+        })
         .collect();
     let want = interp::run(&whole, &inputs, &states).unwrap();
 

@@ -267,7 +267,10 @@ mod tests {
         let file = |path: &std::path::Path, offset, length| {
             let ty = Type::new(crate::DType::F32, [4]);
             let w = WeightRef::whole("w", ty, WeightStorage::File { path: path.into(), offset, length });
-            w.read(&[0..4]).unwrap_err().to_string().replace(&dir.path().display().to_string(), "DIR")
+            w.read(std::slice::from_ref(&(0..4)))
+                .unwrap_err()
+                .to_string()
+                .replace(&dir.path().display().to_string(), "DIR")
         };
         let absent = file(&path, 0, 16);
         std::fs::write(&path, [0u8; 20]).unwrap();

@@ -35,7 +35,7 @@ fn check(path: &Path, set: &str) -> Result<(f64, f64), String> {
     let arrays = npz(&path.with_extension("npz"));
     let graph = model.instantiate(&bindings(&model, &arrays, set)).map_err(|e| e.to_string())?;
     verify(&graph).map_err(|v| format!("{v:?}"))?;
-    let outputs = run(&graph, &arrays, &set);
+    let outputs = run(&graph, &arrays, set);
     let mut worst = (0.0f64, 0.0f64);
     for (port, found) in graph.outputs.iter().zip(&outputs) {
         let recorded = format!("{}/{}", set.replace("in", "out"), port.name);

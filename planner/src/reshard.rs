@@ -442,9 +442,9 @@ impl Search<'_> {
                 go(&set, SHARD + dim as u8, &|axes| StepKind::ReduceScatter { dim, kind, axes });
             }
         }
-        for gather in 0..rank {
-            for from in 0..of_dim[gather].len() {
-                let set = &of_dim[gather][from..];
+        for (gather, axes_of) in of_dim.iter().enumerate().take(rank) {
+            for from in 0..axes_of.len() {
+                let set = &axes_of[from..];
                 go(set, REPLICATED, &|axes| StepKind::AllGather { dim: gather, axes });
                 for split in (0..rank).filter(|&d| d != gather && inner(set, d)) {
                     go(set, SHARD + split as u8, &|axes| StepKind::AllToAll { gather, split, axes });

@@ -93,7 +93,13 @@ impl Display for In<'_, Program> {
 impl Display for Job {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let mesh: Vec<String> = self.axes.iter().map(|(n, s)| format!("{n}={s}")).collect();
-        writeln!(f, "job: {} stages of {{{}}}, {} micro-batches", self.stages.len(), mesh.join(", "), self.micro_batches)?;
+        writeln!(
+            f,
+            "job: {} stages of {{{}}}, {} micro-batches",
+            self.stages.len(),
+            mesh.join(", "),
+            self.micro_batches
+        )?;
         for (s, p) in self.stages.iter().enumerate() {
             writeln!(f, "stage {s}:")?;
             write!(f, "{}", In(self, p))?;

@@ -28,18 +28,30 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         Ok(_) => {}
         Err(e) => println!("note: the cluster is not checked: {e}"),
     }
-    for (s, (m, planned)) in autoshard_codegen::memory::memory(&job).iter().zip(&plan.predicted.peak_memory_bytes).enumerate() {
+    for (s, (m, planned)) in
+        autoshard_codegen::memory::memory(&job).iter().zip(&plan.predicted.peak_memory_bytes).enumerate()
+    {
         if m.total() != *planned {
-            problems.push(format!("stage {s}: the arena takes {}, the plan says {}", show::bytes(m.total()), show::bytes(*planned)));
+            problems.push(format!(
+                "stage {s}: the arena takes {}, the plan says {}",
+                show::bytes(m.total()),
+                show::bytes(*planned)
+            ));
         }
         if m.total() > plan.cluster.memory_limit_bytes {
-            problems.push(format!("stage {s}: the arena takes {}, the limit is {}", show::bytes(m.total()), show::bytes(plan.cluster.memory_limit_bytes)));
+            problems.push(format!(
+                "stage {s}: the arena takes {}, the limit is {}",
+                show::bytes(m.total()),
+                show::bytes(plan.cluster.memory_limit_bytes)
+            ));
         }
     }
     if !problems.is_empty() {
-        return Err(Failure::new(format!("{} is not sound:\n  {}", args.plan.display(), problems.join("\n  "))).help("make the plan anew"));
+        return Err(Failure::new(format!("{} is not sound:\n  {}", args.plan.display(), problems.join("\n  ")))
+            .help("make the plan anew"));
     }
-    let instructions: usize = job.stages.iter().map(|p| p.prologue.len() + p.forward.len() + p.backward.len() + p.update.len()).sum();
+    let instructions: usize =
+        job.stages.iter().map(|p| p.prologue.len() + p.forward.len() + p.backward.len() + p.update.len()).sum();
     println!(
         "{}: sound. {} nodes on {} ranks in {} stages; {} instructions; graph, plan and programs verified",
         args.plan.display(),

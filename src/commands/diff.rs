@@ -23,7 +23,11 @@ fn text(a: &Plan, b: &Plan) -> String {
     let peak = |p: &Plan| show::bytes(p.predicted.peak_memory_bytes.iter().max().copied().unwrap_or(0));
     let figures: [(&str, String, String); 8] = [
         ("model", a.model.path.clone(), b.model.path.clone()),
-        ("cluster", format!("{} x{}", a.cluster.name, a.cluster.gpus), format!("{} x{}", b.cluster.name, b.cluster.gpus)),
+        (
+            "cluster",
+            format!("{} x{}", a.cluster.name, a.cluster.gpus),
+            format!("{} x{}", b.cluster.name, b.cluster.gpus),
+        ),
         ("batch", a.workload.global_batch.to_string(), b.workload.global_batch.to_string()),
         ("mesh", mesh(a), mesh(b)),
         ("micro-batches", a.pipeline.micro_batches.to_string(), b.pipeline.micro_batches.to_string()),
@@ -47,7 +51,11 @@ fn text(a: &Plan, b: &Plan) -> String {
     for o in &a.operators {
         let other = right.get(&key(o)).cloned().unwrap_or_else(|| "absent".into());
         if other != split(o) {
-            lines.push(vec![format!("{} {} x{}", o.op.split('{').next().unwrap_or(&o.op), o.name, o.count), split(o), other]);
+            lines.push(vec![
+                format!("{} {} x{}", o.op.split('{').next().unwrap_or(&o.op), o.name, o.count),
+                split(o),
+                other,
+            ]);
         }
     }
     let stored: BTreeMap<_, _> = b.states.iter().map(|s| (s.name.clone(), s.storage.clone())).collect();

@@ -14,7 +14,10 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = &loaded.plan;
     let Some(filter) = &args.op else {
         print!("{}", super::plan::summary(plan, None));
-        println!("\nName an operator, a scope or a part of one to see how it is split: autoshard explain {} NAME", args.plan.display());
+        println!(
+            "\nName an operator, a scope or a part of one to see how it is split: autoshard explain {} NAME",
+            args.plan.display()
+        );
         return Ok(());
     };
     let wanted = filter.to_lowercase();
@@ -45,7 +48,8 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         }
     }
     if shown == 0 {
-        return Err(Failure::new(format!("no operator, name or scope contains `{filter}`")).help("`autoshard inspect MODEL --dim ... --graph` lists them"));
+        return Err(Failure::new(format!("no operator, name or scope contains `{filter}`"))
+            .help("`autoshard inspect MODEL --dim ... --graph` lists them"));
     }
     Ok(())
 }

@@ -12,7 +12,8 @@ use crate::{loaded, show, workload};
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let model = loaded::model(&args.model)?;
     let port = |p: &autoshard_ir::onnx::Port| {
-        let dims = p.dims.as_ref().map_or("?".into(), |d| d.iter().map(|x| x.to_string()).collect::<Vec<_>>().join(", "));
+        let dims =
+            p.dims.as_ref().map_or("?".into(), |d| d.iter().map(|x| x.to_string()).collect::<Vec<_>>().join(", "));
         format!("{} {}[{dims}]", p.name, p.dtype.map_or("?", |d| d.name()))
     };
     let unsupported: Vec<String> = model.unsupported().iter().map(|p| p.to_string()).collect();

@@ -41,7 +41,9 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
     });
     let bar = if args.quiet || args.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
-    bar.set_style(ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} {elapsed}").expect("a fixed text"));
+    bar.set_style(
+        ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} {elapsed}").expect("a fixed text"),
+    );
     bar.enable_steady_tick(Duration::from_millis(100));
     let plan = decide(&model, &cluster, &request, &interrupt, &bar, &args.model, notes);
     bar.finish_and_clear();
@@ -77,9 +79,8 @@ fn decide(
     path: &Path,
     notes: Vec<String>,
 ) -> Result<Plan, Failure> {
-    let source = |batch: usize| {
-        model.instantiate(&bindings(model, &request.workload, batch)).map_err(|e| e.to_string())
-    };
+    let source =
+        |batch: usize| model.instantiate(&bindings(model, &request.workload, batch)).map_err(|e| e.to_string());
     let limit = request.constraints.memory_limit.unwrap_or(u64::MAX).min(cluster.usable_memory().0);
     let mut within = limit;
     let mut excess = 0;
@@ -162,7 +163,10 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
     let b = &plan.predicted.breakdown;
     let mut rows = vec![
         vec!["model".into(), format!("{}, {} parameters", plan.model.path, show::count(plan.model.parameters as f64))],
-        vec!["workload".into(), format!("{mode}, batch {}{}{}", w.global_batch, if dims.is_empty() { "" } else { ", " }, dims.join(", "))],
+        vec![
+            "workload".into(),
+            format!("{mode}, batch {}{}{}", w.global_batch, if dims.is_empty() { "" } else { ", " }, dims.join(", ")),
+        ],
         vec!["cluster".into(), format!("{}, {} GPUs", plan.cluster.name, plan.cluster.gpus)],
         vec![
             "plan".into(),
@@ -198,13 +202,22 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
         ],
         vec![
             "memory".into(),
-            format!("{} of {} on the fullest GPU ({})", show::bytes(peak), show::bytes(limit), show::percent(peak as f64 / limit.max(1) as f64)),
+            format!(
+                "{} of {} on the fullest GPU ({})",
+                show::bytes(peak),
+                show::bytes(limit),
+                show::percent(peak as f64 / limit.max(1) as f64)
+            ),
         ],
         vec![
             "proof".into(),
             format!(
                 "no plan of the searched space takes less than {}: gap {}; {} of {} configurations solved{}{}",
-                if s.objective == autoshard_planner::constraints::Objective::Memory { show::bytes(s.bound_s as u64) } else { show::seconds(s.bound_s) },
+                if s.objective == autoshard_planner::constraints::Objective::Memory {
+                    show::bytes(s.bound_s as u64)
+                } else {
+                    show::seconds(s.bound_s)
+                },
                 show::percent(s.gap),
                 s.solved,
                 s.candidates,
@@ -217,7 +230,13 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
         let slower = a.step_time_s / plan.predicted.step_time_s - 1.0;
         rows.push(vec![
             if i == 0 { "next best".into() } else { String::new() },
-            format!("{}: {} (+{}), {}", a.configuration, show::seconds(a.step_time_s), show::percent(slower), show::bytes(a.peak_memory_bytes)),
+            format!(
+                "{}: {} (+{}), {}",
+                a.configuration,
+                show::seconds(a.step_time_s),
+                show::percent(slower),
+                show::bytes(a.peak_memory_bytes)
+            ),
         ]);
     }
     for (i, n) in plan.notes.iter().enumerate() {
@@ -237,7 +256,8 @@ fn schedule_name(plan: &Plan) -> &'static str {
 pub fn storage(plan: &Plan) -> String {
     let part = |optimizer: bool, axis: &str| {
         let (mut all, mut sharded) = (0, 0);
-        for s in plan.states.iter().filter(|s| (s.name.starts_with("adam.") || s.name.starts_with("sgd.")) == optimizer) {
+        for s in plan.states.iter().filter(|s| (s.name.starts_with("adam.") || s.name.starts_with("sgd.")) == optimizer)
+        {
             all += s.count;
             if s.storage.split(['[', ']', ',', '+', ' ']).any(|w| w == axis) {
                 sharded += s.count;

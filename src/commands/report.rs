@@ -17,7 +17,8 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let job = compile(&graph, &assignment)?;
     let memory = autoshard_codegen::memory::memory(&job);
     let blocks = autoshard_ir::blocks::find(&graph);
-    let cluster = Cluster::load(&plan.cluster.name).and_then(|c| c.with_gpus(plan.cluster.gpus)).map_err(Failure::new)?;
+    let cluster =
+        Cluster::load(&plan.cluster.name).and_then(|c| c.with_gpus(plan.cluster.gpus)).map_err(Failure::new)?;
     let times = Times::new(&cluster, &assignment.mesh);
     let seconds: Vec<f64> = blocks
         .nodes
@@ -28,7 +29,11 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
             let rule = n.op.factors(&ins, &outs);
             let strategy = assignment.strategy(members[0]);
             let local = |types: &[autoshard_ir::Type], spec: &dyn Fn(usize) -> autoshard_planner::spec::Spec| {
-                types.iter().enumerate().map(|(i, t)| spec(i).local(t, &assignment.mesh).unwrap_or_else(|| t.clone())).collect::<Vec<_>>()
+                types
+                    .iter()
+                    .enumerate()
+                    .map(|(i, t)| spec(i).local(t, &assignment.mesh).unwrap_or_else(|| t.clone()))
+                    .collect::<Vec<_>>()
             };
             let ins = local(&ins, &|i| strategy.input_spec(&rule, i));
             let outs = local(&outs, &|i| strategy.output_spec(&rule, i));

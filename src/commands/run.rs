@@ -35,7 +35,10 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         Some(path) => autoshard_runtime::tensors::read(path).map_err(Failure::new)?,
         None => {
             let plan = &loaded.plan;
-            let whole = loaded.model.instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch)).map_err(Failure::new)?;
+            let whole = loaded
+                .model
+                .instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch))
+                .map_err(Failure::new)?;
             let whole = plan.workload.step(&whole, &[], 1).map_err(Failure::new)?.graph;
             draw::inputs(&whole, args.weights.seed)
         }
@@ -76,9 +79,20 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         println!("{doc:#}");
         return Ok(());
     }
-    println!("{} step{} on {} virtual ranks: {} each, {:.1} samples/s", args.steps, if args.steps == 1 { "" } else { "s" },
-        session.job().ranks.len(), show::seconds(per_step), samples);
-    println!("predicted on {} x{}: {} per step", loaded.plan.cluster.name, loaded.plan.cluster.gpus, show::seconds(loaded.plan.predicted.step_time_s));
+    println!(
+        "{} step{} on {} virtual ranks: {} each, {:.1} samples/s",
+        args.steps,
+        if args.steps == 1 { "" } else { "s" },
+        session.job().ranks.len(),
+        show::seconds(per_step),
+        samples
+    );
+    println!(
+        "predicted on {} x{}: {} per step",
+        loaded.plan.cluster.name,
+        loaded.plan.cluster.gpus,
+        show::seconds(loaded.plan.predicted.step_time_s)
+    );
     if let (Some(first), Some(last)) = (losses.first(), losses.last()) {
         println!("loss {first:.5} at the first step, {last:.5} at the last");
     }

@@ -21,7 +21,8 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let mut loaded = Loaded::open(&args.plan)?;
     loaded.plan.workload.gradient_outputs = loaded.plan.workload.mode == Mode::Train;
     let lines = verify(&loaded, args)?;
-    let failed: Vec<&Line> = lines.iter().filter(|l| !l.noise && l.error.is_nan() || !l.noise && l.error > args.tolerance).collect();
+    let failed: Vec<&Line> =
+        lines.iter().filter(|l| !l.noise && l.error.is_nan() || !l.noise && l.error > args.tolerance).collect();
     if args.json {
         let doc = serde_json::json!({
             "plan": args.plan.display().to_string(), "tolerance": args.tolerance, "passed": failed.is_empty(), "tensors": lines,
@@ -33,12 +34,23 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     if failed.is_empty() {
         if !args.json {
             let ranks: usize = loaded.plan.mesh.axes.iter().map(|a| a.size).product();
-            println!("\n{} ranks compute what the unsharded model computes: {} tensors within {:e}", ranks, lines.len(), args.tolerance);
+            println!(
+                "\n{} ranks compute what the unsharded model computes: {} tensors within {:e}",
+                ranks,
+                lines.len(),
+                args.tolerance
+            );
         }
         return Ok(());
     }
     let worst: Vec<String> = failed.iter().take(8).map(|l| format!("{} {}: {:.2e}", l.kind, l.name, l.error)).collect();
-    Err(Failure::new(format!("{} of {} tensors differ by more than {:e}:\n  {}", failed.len(), lines.len(), args.tolerance, worst.join("\n  "))))
+    Err(Failure::new(format!(
+        "{} of {} tensors differ by more than {:e}:\n  {}",
+        failed.len(),
+        lines.len(),
+        args.tolerance,
+        worst.join("\n  ")
+    )))
 }
 
 /// The worst line of each kind.
@@ -52,7 +64,9 @@ fn table(lines: &[Line]) -> String {
     let exempt = lines.iter().filter(|l| l.noise).count();
     let mut text = show::columns(&rows);
     if exempt > 0 {
-        text += &format!("{exempt} tensors are exempt: their gradient is pure rounding noise, which Adam turns into full steps\n");
+        text += &format!(
+            "{exempt} tensors are exempt: their gradient is pure rounding noise, which Adam turns into full steps\n"
+        );
     }
     text
 }
@@ -77,7 +91,10 @@ fn verify(loaded: &Loaded, args: &VerifyArgs) -> Result<Vec<Line>, Failure> {
     let plan = &loaded.plan;
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&widened(&graph), &assignment)?;
-    let file = loaded.model.instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch)).map_err(Failure::new)?;
+    let file = loaded
+        .model
+        .instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch))
+        .map_err(Failure::new)?;
     let whole = widened(&plan.workload.step(&file, &[], 1).map_err(Failure::new)?.graph);
 
     let inputs = match &args.inputs {
@@ -94,24 +111,35 @@ fn verify(loaded: &Loaded, args: &VerifyArgs) -> Result<Vec<Line>, Failure> {
         .collect::<Result<_, _>>()?;
     let want = interp::run(&whole, &ordered, &states).map_err(Failure::new)?;
 
-    let named: BTreeMap<&str, &Tensor> = whole.outputs.iter().zip(&want.outputs).map(|(o, t)| (o.name.as_str(), t)).collect();
-    let gradients: BTreeMap<&str, &Tensor> = named.iter().filter_map(|(n, t)| Some((n.strip_prefix("grad/")?, *t))).collect();
+    let named: BTreeMap<&str, &Tensor> =
+        whole.outputs.iter().zip(&want.outputs).map(|(o, t)| (o.name.as_str(), t)).collect();
+    let gradients: BTreeMap<&str, &Tensor> =
+        named.iter().filter_map(|(n, t)| Some((n.strip_prefix("grad/")?, *t))).collect();
     let scale = largest(gradients.values().copied());
     let is_noise = |parameter: &str| gradients.get(parameter).is_some_and(|g| noise(g, scale));
     let mut lines = Vec::new();
     for (name, want) in &named {
-        let Some(got) = got.get(*name) else { return Err(Failure::new(format!("the sharded run gives no output `{name}`"))) };
+        let Some(got) = got.get(*name) else {
+            return Err(Failure::new(format!("the sharded run gives no output `{name}`")));
+        };
         let gradient = name.strip_prefix("grad/");
         let error = distance(got, want);
         let noise = gradient.is_some_and(is_noise);
-        lines.push(Line { kind: if gradient.is_some() { "gradient" } else { "output" }, name: name.to_string(), error, noise });
+        lines.push(Line {
+            kind: if gradient.is_some() { "gradient" } else { "output" },
+            name: name.to_string(),
+            error,
+            noise,
+        });
     }
     let after = session.states().map_err(Failure::new)?;
     for (s, want) in whole.states.iter().zip(&want.states) {
         if s.write.is_none() {
             continue;
         }
-        let Some(got) = after.get(&s.name) else { return Err(Failure::new(format!("the sharded run keeps no state `{}`", s.name))) };
+        let Some(got) = after.get(&s.name) else {
+            return Err(Failure::new(format!("the sharded run keeps no state `{}`", s.name)));
+        };
         let of = s.of.map_or(&s.name, |p| &whole.state(p).name);
         let kind = if s.kind == StateKind::Parameter { "parameter" } else { "optimizer" };
         lines.push(Line { kind, name: s.name.clone(), error: distance(got, want), noise: is_noise(of) });

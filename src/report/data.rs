@@ -140,7 +140,14 @@ pub struct Alternative {
 }
 
 /// Everything on the page of a plan. `times` gives the seconds of each class of nodes.
-pub fn data(plan: &Plan, graph: &Graph, a: &Assignment, blocks: &Blocks, memory: &[StageMemory], times: &[f64]) -> Data {
+pub fn data(
+    plan: &Plan,
+    graph: &Graph,
+    a: &Assignment,
+    blocks: &Blocks,
+    memory: &[StageMemory],
+    times: &[f64],
+) -> Data {
     let per = a.mesh.ranks();
     let events = timeline(&plan.predicted.stages, a.schedule, a.micro_batches);
     let end_s = events.iter().map(|e| e.end_s).fold(0.0, f64::max);
@@ -213,7 +220,12 @@ fn verdict(plan: &Plan) -> Vec<String> {
     }
     let split = if parts.is_empty() { "Nothing is split".to_string() } else { format!("Use {}", parts.join(", ")) };
     let p = &plan.pipeline;
-    let batches = format!("{} micro-batch{} of {} per data-parallel rank", p.micro_batches, if p.micro_batches == 1 { "" } else { "es" }, p.micro_batch_size);
+    let batches = format!(
+        "{} micro-batch{} of {} per data-parallel rank",
+        p.micro_batches,
+        if p.micro_batches == 1 { "" } else { "es" },
+        p.micro_batch_size
+    );
     let gap = plan.search.gap;
     let proof = if gap <= 1e-9 {
         "No plan of the searched space is better under the cost model.".to_string()
@@ -225,9 +237,11 @@ fn verdict(plan: &Plan) -> Vec<String> {
 
 /// Parameters that a stage keeps.
 fn holds(graph: &Graph, a: &Assignment, stage: usize) -> String {
-    let kept = graph.states.iter().zip(&a.home).filter(|(s, h)| {
-        h.0 as usize == stage && s.kind == autoshard_ir::graph::StateKind::Parameter
-    });
+    let kept = graph
+        .states
+        .iter()
+        .zip(&a.home)
+        .filter(|(s, h)| h.0 as usize == stage && s.kind == autoshard_ir::graph::StateKind::Parameter);
     let (tensors, elements) = kept.fold((0, 0.0), |(n, e), (s, _)| (n + 1, e + graph.ty(s.read).numel() as f64));
     format!("{} parameters in {tensors} tensors", show::count(elements))
 }
@@ -236,7 +250,12 @@ fn alternatives(plan: &Plan) -> Vec<Alternative> {
     let mesh: Vec<String> = plan.mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
     let p = &plan.pipeline;
     let chosen = Alternative {
-        label: format!("{}, {} micro-batch{}", mesh.join(" "), p.micro_batches, if p.micro_batches == 1 { "" } else { "es" }),
+        label: format!(
+            "{}, {} micro-batch{}",
+            mesh.join(" "),
+            p.micro_batches,
+            if p.micro_batches == 1 { "" } else { "es" }
+        ),
         time_s: plan.predicted.step_time_s,
         memory_bytes: plan.predicted.peak_memory_bytes.iter().max().copied().unwrap_or(0),
         note: "the plan".into(),

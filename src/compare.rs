@@ -24,13 +24,10 @@ pub fn widened(graph: &Graph) -> Graph {
         }
     }
     for n in &mut g.nodes {
-        let widen = |op: &Op| {
-            op.attrs().iter().fold(Op::new(op.def), |new, (name, attr)| match attr {
-                Attr::DType(d) if half(*d) => new.with(name, Attr::DType(DType::F32)),
-                other => new.with(name, other.clone()),
-            })
-        };
-        n.op = widen(&n.op);
+        n.op = n.op.attrs().iter().fold(Op::new(n.op.def), |new, (name, attr)| match attr {
+            Attr::DType(d) if half(*d) => new.with(name, Attr::DType(DType::F32)),
+            other => new.with(name, other.clone()),
+        });
     }
     g
 }

@@ -151,7 +151,7 @@ pub fn request(
     let workload = Workload { mode, dims, precision, loss, ..workload };
     let constraints = constraints(s, cluster, batch_symbol.is_none())?;
     let time_limit_s = s.time_limit.unwrap_or(60.0);
-    if !(time_limit_s > 0.0 && time_limit_s.is_finite()) || !(0.0..1.0).contains(&s.gap) {
+    if !(time_limit_s > 0.0 && time_limit_s.is_finite() && (0.0..1.0).contains(&s.gap)) {
         return Err(Failure::usage("--time-limit must be above 0, and --gap from 0 to below 1"));
     }
     let objective = match s.objective {

@@ -152,8 +152,7 @@ mod tests {
             let a = buffers[i];
             assert_eq!(p.offsets[i] % ALIGN as u64, 0);
             assert!(p.offsets[i] + a.bytes <= p.total);
-            for j in 0..i {
-                let b = buffers[j];
+            for (j, b) in buffers.iter().enumerate().take(i) {
                 let together = a.birth <= b.death && b.birth <= a.death;
                 let overlap = p.offsets[i] < p.offsets[j] + b.bytes && p.offsets[j] < p.offsets[i] + a.bytes;
                 assert!(!(together && overlap), "{a:?} at {} and {b:?} at {}", p.offsets[i], p.offsets[j]);

@@ -69,7 +69,6 @@ fn check_writable(output: &Path) -> Result<(), Failure> {
     })
 }
 
-#[expect(clippy::too_many_arguments, reason = "one call, with everything a plan is made of")]
 fn decide(
     model: &Model,
     cluster: &Cluster,

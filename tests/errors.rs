@@ -85,7 +85,7 @@ fn of_plan_files() {
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     let (plan, model_copy) = (at("p.json"), at("m.onnx"));
     fs::copy(model("vit-loss-dyn.onnx"), &model_copy).unwrap();
-    common::works(&["plan", &model_copy, "--gpus", "2", "--global-batch", "4", "-q", "-o", &plan]);
+    common::works(&["plan", &model_copy, "--gpus", "2", "--tp", "2", "--global-batch", "4", "-q", "-o", &plan]);
     let text = fs::read_to_string(&plan).unwrap();
 
     let newer = at("newer.json");

@@ -23,6 +23,7 @@ use clap::Parser;
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
+    end_quietly_when_nobody_reads();
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Plan(a) => commands::plan::run(&a),
@@ -38,5 +39,14 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
+    }
+}
+
+/// Lets the system end the program when its output is closed (`autoshard clusters | head`); Rust would panic instead.
+fn end_quietly_when_nobody_reads() {
+    #[cfg(unix)]
+    // SAFETY: no other thread runs yet, and the default action is a valid handler.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
 }

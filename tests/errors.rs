@@ -124,3 +124,17 @@ fn same_inputs_give_the_same_bytes() {
     }
     assert_eq!(texts[0], texts[1]);
 }
+
+#[test]
+fn output_that_nobody_reads_is_no_panic() {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_autoshard"))
+        .args(["clusters", "dgx-h100"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert!(!String::from_utf8_lossy(&out.stderr).contains("panicked"));
+}

@@ -309,6 +309,8 @@ struct Search<'a> {
     limit: u64,
     /// Graphs of the file by batch.
     graphs: BTreeMap<usize, Graph>,
+    /// Batches for which there is no graph, with the reason.
+    refused: BTreeMap<usize, String>,
     /// One-stage steps by batch.
     whole: BTreeMap<usize, Rc<StepGraph>>,
     /// Some steps cut into stages, by batch and stages, in order of making.
@@ -334,8 +336,8 @@ enum Outcome {
     Excess(Closest, Option<f64>),
     /// No choice, or too few places to cut.
     Impossible(String),
-    /// Time ran out.
-    Stopped,
+    /// No plan was found in its share of the time.
+    Undecided,
 }
 
 impl<'a> Search<'a> {
@@ -354,6 +356,7 @@ impl<'a> Search<'a> {
             deadline: Instant::now() + Duration::from_secs_f64(request.time_limit_s.clamp(0.0, 1e6)),
             limit: request.constraints.memory_limit.map_or(usable, |l| l.min(usable)),
             graphs: BTreeMap::new(),
+            refused: BTreeMap::new(),
             whole: BTreeMap::new(),
             cut: Vec::new(),
         }
@@ -433,10 +436,9 @@ impl<'a> Search<'a> {
                     }
                 }
                 Outcome::Impossible(why) => impossible.push(format!("{}: {why}", c.show())),
-                Outcome::Stopped => {
+                Outcome::Undecided => {
                     cut_short = true;
                     bound = bound.min(if memory { 0.0 } else { *quick });
-                    break;
                 }
             }
             progress(at + 1, queue.len(), best.as_ref().map(|b| b.prediction.step_time_s));
@@ -448,7 +450,10 @@ impl<'a> Search<'a> {
                     let more = format!("{} more memory per GPU", Bytes(closest.excess));
                     SearchError::Memory { limit: self.limit, closest, relaxations: vec![more] }
                 }
-                None => SearchError::Pins(impossible.join("; ")),
+                None => match self.refused.pop_first() {
+                    Some((_, why)) if impossible.len() == total => SearchError::Graph(why),
+                    _ => SearchError::Pins(impossible.join("; ")),
+                },
             });
         };
         let objective = if memory { best.prediction.peak() as f64 } else { best.prediction.step_time_s };
@@ -483,7 +488,17 @@ impl<'a> Search<'a> {
     /// candidate cannot fit.
     fn quick(&mut self, c: &Candidate) -> Result<Quick, SearchError> {
         let batch = self.request.workload.global_batch / c.pace.micro_batches;
-        self.whole(batch)?;
+        if let Some(why) = self.refused.get(&batch) {
+            return Ok(Quick::Impossible(why.clone()));
+        }
+        match self.whole(batch) {
+            // Values may become too large for a graph at one batch and not at another.
+            Err(SearchError::Graph(why)) => {
+                self.refused.insert(batch, why.clone());
+                return Ok(Quick::Impossible(why));
+            }
+            other => other?,
+        }
         let step = &self.whole[&batch];
         let space = match Space::new(step, &c.mesh, &self.request.constraints) {
             Ok(space) => space,
@@ -573,7 +588,7 @@ impl<'a> Search<'a> {
                     return Ok(Outcome::Worse(proven.unwrap_or(bound)));
                 }
                 Err(SolveError::Infeasible(_)) => break,
-                Err(SolveError::NoChoice { .. }) => return Ok(Outcome::Stopped),
+                Err(SolveError::NoChoice { .. }) => return Ok(Outcome::Undecided),
                 Err(e) => return Err(SearchError::Graph(format!("{}: {e}", c.show()))),
             };
             let value = |x| formulation.problem.value(x);
@@ -597,7 +612,7 @@ impl<'a> Search<'a> {
             }
             formulation.set_limits(&limits);
             if self.stopped() {
-                return Ok(Outcome::Stopped);
+                return Ok(Outcome::Undecided);
             }
         }
         // What is the least it could do with?
@@ -627,8 +642,10 @@ impl<'a> Search<'a> {
     }
 
     fn options(&self) -> Options {
+        // One hard candidate must not take the time of all others.
+        let share = Duration::from_secs_f64((self.request.time_limit_s / 10.0).clamp(1.0, 1e5));
         Options {
-            time_limit: self.deadline.saturating_duration_since(Instant::now()),
+            time_limit: self.deadline.saturating_duration_since(Instant::now()).min(share),
             relative_gap: self.request.gap,
             seed: self.request.seed,
             interrupt: self.interrupt.clone(),

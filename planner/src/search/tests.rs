@@ -289,3 +289,16 @@ fn the_same_request_gives_the_same_plan() {
     };
     assert_eq!(show(), show());
 }
+
+/// A model may have no graph at some batch sizes (values too large): those candidates are left out, the others planned.
+#[test]
+fn a_batch_without_a_graph_is_no_end() {
+    let source = |batch: usize| {
+        if batch > 8 { Err(format!("too large at {batch}")) } else { Ok(mlp(batch, 32, 1, 8)) }
+    };
+    let found = plan(&source, &cluster(1), &training(32));
+    assert!(found.best.assignment.micro_batches >= 4);
+    let none = |_: usize| Err("never".to_string());
+    let refused = search(&none, &cluster(1), &training(32), None, &|_, _, _| {}).err().map(|e| e.to_string());
+    assert_eq!(refused.as_deref(), Some("never"));
+}

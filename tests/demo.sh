@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash tests/setup.sh
-cargo build --quiet
+cargo build --workspace --bins --locked --quiet
 out=target/demo
 mkdir -p "$out"
 autoshard="${CARGO_TARGET_DIR:-target}/debug/autoshard"

@@ -5,7 +5,11 @@
 //! Results: `out[b,h,s,e]`, and `lse[b,h,s]`, the log of each row's normaliser, kept for the backward pass.
 //!
 //! Causal: query `i` sees keys `j <= i + offset` (`offset`: the length of the cache); with a window, also `j > i + offset - window`.
-//! Both are absolute indices: a shard of the queries knows its origin. A row that sees no key gives zeros.
+//! Both are absolute indices: a shard of the queries knows its origin. A row that sees no key gives zeros; or, where `uniform`
+//! says so, weighs all keys alike: softmax of scores that a large negative number was added to does that.
+//!
+//! With `layout="bshd"`, q, k, v, the result and their gradients have the sequence before the heads, as projections leave
+//! them; masks and `lse` do not.
 //!
 //! Batch, heads and query rows can be split; keys stay whole.
 
@@ -17,14 +21,20 @@ use crate::dtype::DType;
 use crate::factor::{FactorRule, ReduceKind};
 use crate::graph::ValueId;
 use crate::onnx::import::OnnxRule;
-use crate::op::{AttrKind, Family, GradCx, Gradient, Op, OpDef, OpError, Sample, SampleInput, Work};
+use crate::op::{Attr, AttrKind, Family, GradCx, Gradient, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::ops::real::{expect_float, expect_operands, stat_dtype};
 use crate::ops::rules::RuleBuilder;
 use crate::ops::support::never;
 use crate::tensor::Type;
 
-const ATTRS: &[(&str, AttrKind)] =
-    &[("scale", AttrKind::Float), ("causal", AttrKind::Bool), ("offset", AttrKind::Int), ("window", AttrKind::Int)];
+const ATTRS: &[(&str, AttrKind)] = &[
+    ("scale", AttrKind::Float),
+    ("causal", AttrKind::Bool),
+    ("offset", AttrKind::Int),
+    ("window", AttrKind::Int),
+    ("uniform", AttrKind::Bool),
+    ("layout", AttrKind::Str),
+];
 
 /// Also whether the mask's gradient is a result.
 const GRAD_ATTRS: &[(&str, AttrKind)] = &[
@@ -32,6 +42,8 @@ const GRAD_ATTRS: &[(&str, AttrKind)] = &[
     ("causal", AttrKind::Bool),
     ("offset", AttrKind::Int),
     ("window", AttrKind::Int),
+    ("uniform", AttrKind::Bool),
+    ("layout", AttrKind::Str),
     ("mask_grad", AttrKind::Bool),
 ];
 
@@ -66,8 +78,35 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
     samples: samples_grad,
 };
 
+/// The order of the dims of q, k, v and the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// `[batch, heads, sequence, size]`
+    #[default]
+    Bhsd,
+    /// `[batch, sequence, heads, size]`
+    Bshd,
+}
+
+impl Layout {
+    fn of(op: &Op) -> Layout {
+        if matches!(op.attr("layout"), Some(Attr::Str(l)) if l == "bshd") { Layout::Bshd } else { Layout::Bhsd }
+    }
+    /// Where batch, heads, sequence and size are.
+    const fn dims(self) -> [usize; 4] {
+        match self {
+            Layout::Bhsd => [0, 1, 2, 3],
+            Layout::Bshd => [0, 2, 1, 3],
+        }
+    }
+    /// The sizes of batch, heads, sequence and size. Panics where there are not 4 dims.
+    fn sizes(self, dims: &[usize]) -> [usize; 4] {
+        self.dims().map(|d| dims[d])
+    }
+}
+
 /// Settings of attention.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Attention {
     /// Factor of the scores, usually `1 / sqrt(d)`.
     pub scale: f64,
@@ -77,15 +116,31 @@ pub struct Attention {
     pub offset: usize,
     /// With `causal`, keys `window` or more before the query are hidden; 0: none are.
     pub window: usize,
+    /// A query that sees no key weighs all keys alike.
+    pub uniform: bool,
+    /// Order of the dims.
+    pub layout: Layout,
 }
 
 impl Attention {
-    fn op(&self, def: &'static OpDef) -> Op {
-        Op::new(def)
+    pub(crate) fn op(&self, def: &'static OpDef) -> Op {
+        let op = Op::new(def)
             .float("scale", self.scale)
             .flag("causal", self.causal)
             .int("offset", self.offset as i64)
-            .int("window", self.window as i64)
+            .int("window", self.window as i64);
+        let op = if self.uniform { op.flag("uniform", true) } else { op };
+        if self.layout == Layout::Bshd { op.with("layout", Attr::Str("bshd".into())) } else { op }
+    }
+    pub(crate) fn of(op: &Op) -> Attention {
+        Attention {
+            scale: op.get_float("scale"),
+            causal: op.get_flag("causal"),
+            offset: op.get_int("offset").max(0) as usize,
+            window: op.get_int("window").max(0) as usize,
+            uniform: op.get_flag("uniform"),
+            layout: Layout::of(op),
+        }
     }
 }
 
@@ -96,7 +151,8 @@ fn check(op: &Op, q: &Type, k: &Type, v: &Type, mask: Option<&Type>) -> Result<[
     if [q, k, v].iter().any(|t| t.rank() != 4 || t.dtype != q.dtype) {
         return Err(bad("q, k and v need 4 dims [batch, heads, sequence, size] and one element type"));
     }
-    let ([b, h, s, d], [kb, hk, t, kd]) = ([0, 1, 2, 3].map(|i| q.dims[i]), [0, 1, 2, 3].map(|i| k.dims[i]));
+    let layout = Layout::of(op);
+    let ([b, h, s, d], [kb, hk, t, kd]) = (layout.sizes(&q.dims), layout.sizes(&k.dims));
     if b != kb || k.dims[..3] != v.dims[..3] || d != kd {
         return Err(bad("sizes do not fit"));
     }
@@ -109,7 +165,8 @@ fn check(op: &Op, q: &Type, k: &Type, v: &Type, mask: Option<&Type>) -> Result<[
             return Err(bad(&format!("mask {m} must broadcast to [{b},{h},{s},{t}] and be bool or {}", q.dtype)));
         }
     }
-    Ok([Type::new(q.dtype, [b, h, s, v.dims[3]]), Type::new(stat_dtype(q.dtype), [b, h, s])])
+    let out = layout.sizes(&[b, h, s, v.dims[3]]);
+    Ok([Type::new(q.dtype, out), Type::new(stat_dtype(q.dtype), [b, h, s])])
 }
 
 fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
@@ -137,48 +194,61 @@ fn infer_grad(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
 }
 
 /// Operands, or results, by the dims they have.
+#[derive(Default)]
 struct Sides<'a> {
-    /// With the query's batch, heads and rows.
+    /// With the query's batch, heads and rows, in the layout.
     rows: &'a [usize],
-    /// With the keys' batch and heads.
+    /// With the keys' batch and heads, in the layout.
     keys: &'a [usize],
+    /// `[b, h, s]`
+    stats: &'a [usize],
     /// Of the mask's sizes.
     mask: Option<usize>,
 }
 
-fn rule<'a>(i: &'a [Type], o: &'a [Type], ins: &Sides<'_>, outs: &Sides<'_>) -> RuleBuilder<'a> {
-    let (q, k) = (&i[0].dims, &i[1].dims);
-    let at = |types: &[Type], s: &Sides<'_>, d: usize, with_keys: bool| -> Vec<(usize, usize)> {
-        let keys = if with_keys { s.keys } else { &[] };
-        let mask = s.mask.filter(|&m| types[m].dims[d] == q[d]);
-        s.rows.iter().chain(keys).copied().chain(mask).map(|i| (i, d)).collect()
-    };
+impl Sides<'_> {
+    /// The (operand, dim) pairs that batch (0), heads (1) or rows (2) drive.
+    fn at(&self, types: &[Type], layout: Layout, d: usize, size: usize, with_keys: bool) -> Vec<(usize, usize)> {
+        let keys = if with_keys { self.keys } else { &[] };
+        let mask = self.mask.filter(|&m| types[m].dims[d] == size);
+        let laid = self.rows.iter().chain(keys).map(|&i| (i, layout.dims()[d]));
+        laid.chain(self.stats.iter().copied().chain(mask).map(|i| (i, d))).collect()
+    }
+}
+
+fn rule<'a>(op: &Op, i: &'a [Type], o: &'a [Type], ins: &Sides<'_>, outs: &Sides<'_>) -> RuleBuilder<'a> {
+    let layout = Layout::of(op);
+    let ([b, h, s, _], [_, hk, ..]) = (layout.sizes(&i[0].dims), layout.sizes(&i[1].dims));
     // With one key head for all, every rank has it, and query heads split alone.
-    let grouped = k[1] > 1;
-    let heads = if grouped { k[1] } else { q[1] };
+    let grouped = hk > 1;
+    let pairs = |d: usize, size: usize, keys: bool| {
+        (ins.at(i, layout, d, size, keys), outs.at(o, layout, d, size, keys))
+    };
+    let (batch, heads, rows) = (pairs(0, b, true), pairs(1, h, grouped), pairs(2, s, false));
     RuleBuilder::new(i, o)
-        .factor("b", q[0], &at(i, ins, 0, true), &at(o, outs, 0, true))
-        .factor("heads", heads, &at(i, ins, 1, grouped), &at(o, outs, 1, grouped))
-        .factor("s", q[2], &at(i, ins, 2, false), &at(o, outs, 2, false))
+        .factor("b", b, &batch.0, &batch.1)
+        .factor("heads", if grouped { hk } else { h }, &heads.0, &heads.1)
+        .factor("s", s, &rows.0, &rows.1)
 }
 
-fn factors(_: &Op, i: &[Type], o: &[Type]) -> FactorRule {
-    let ins = Sides { rows: &[0], keys: &[1, 2], mask: (i.len() > 3).then_some(3) };
-    rule(i, o, &ins, &Sides { rows: &[0, 1], keys: &[], mask: None }).build(&[])
+fn factors(op: &Op, i: &[Type], o: &[Type]) -> FactorRule {
+    let ins = Sides { rows: &[0], keys: &[1, 2], mask: (i.len() > 3).then_some(3), ..Sides::default() };
+    rule(op, i, o, &ins, &Sides { rows: &[0], stats: &[1], ..Sides::default() }).build(&[])
 }
 
-fn factors_grad(_: &Op, i: &[Type], o: &[Type]) -> FactorRule {
-    let ins = Sides { rows: &[0, 3, 4, 5], keys: &[1, 2], mask: (i.len() > 6).then_some(6) };
-    let outs = Sides { rows: &[0], keys: &[1, 2], mask: (o.len() > 3).then_some(3) };
-    rule(i, o, &ins, &outs).build(&[ReduceKind::Sum; 4]).linear_in([3, 5])
+fn factors_grad(op: &Op, i: &[Type], o: &[Type]) -> FactorRule {
+    let ins = Sides { rows: &[0, 5], keys: &[1, 2], stats: &[3, 4], mask: (i.len() > 6).then_some(6) };
+    let outs = Sides { rows: &[0], keys: &[1, 2], stats: &[], mask: (o.len() > 3).then_some(3) };
+    rule(op, i, o, &ins, &outs).build(&[ReduceKind::Sum; 4]).linear_in([3, 5])
 }
 
 /// `products` matrix products of the size of the scores, half of it when causal.
 fn work(op: &Op, inputs: &[Type], outputs: &[Type], products: f64) -> Work {
-    let (q, v) = (&inputs[0].dims, &inputs[2].dims);
-    let pairs = q[..3].iter().product::<usize>() as f64 * v[2] as f64;
-    let visible = if op.get_flag("causal") && q[2] > 1 { 0.5 } else { 1.0 };
-    let size = (q[3] + v[3]) as f64 / 2.0;
+    let layout = Layout::of(op);
+    let ([b, h, s, d], [_, _, t, e]) = (layout.sizes(&inputs[0].dims), layout.sizes(&inputs[2].dims));
+    let pairs = (b * h * s) as f64 * t as f64;
+    let visible = if op.get_flag("causal") && s > 1 { 0.5 } else { 1.0 };
+    let size = (d + e) as f64 / 2.0;
     Work {
         family: Family::Attention,
         flops: 2.0 * products * pairs * size * visible,
@@ -208,7 +278,8 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
         Some(dout) => {
             let (wide_out, wide_dout) = (cx.b.cast(out, row_type.dtype)?, cx.b.cast(dout, row_type.dtype)?);
             let product = cx.b.mul(wide_out, wide_dout)?;
-            (dout, cx.b.reduce_sum(product, &[3], false)?)
+            let delta = cx.b.reduce_sum(product, &[3], false)?;
+            (dout, if Layout::of(cx.op) == Layout::Bshd { cx.b.transpose(delta, &[0, 2, 1])? } else { delta })
         }
         None => (zeros(cx.b, &out_type)?, zeros(cx.b, &row_type)?),
     };
@@ -243,12 +314,13 @@ impl Builder {
 }
 
 fn samples() -> Vec<Sample> {
-    let plain = Attention { scale: 0.5, causal: false, offset: 0, window: 0 };
+    let plain = Attention { scale: 0.5, ..Attention::default() };
     let causal = Attention { causal: true, ..plain };
+    let rows_first = Attention { layout: Layout::Bshd, ..causal };
     let case = |a: Attention, q: [usize; 4], k: [usize; 3], mask: Option<SampleInput>| {
         let [hk, t, e] = k;
-        let mut inputs =
-            vec![SampleInput::f32(q), SampleInput::f32([q[0], hk, t, q[3]]), SampleInput::f32([q[0], hk, t, e])];
+        let operands = [q, [q[0], hk, t, q[3]], [q[0], hk, t, e]];
+        let mut inputs = Vec::from(operands.map(|dims| SampleInput::f32(a.layout.sizes(&dims))));
         inputs.extend(mask);
         Sample { op: a.op(&ATTENTION), inputs }
     };
@@ -259,6 +331,9 @@ fn samples() -> Vec<Sample> {
         case(Attention { offset: 2, window: 3, ..causal }, [2, 2, 6, 4], [2, 8, 4], None),
         case(plain, [2, 4, 6, 4], [2, 6, 4], Some(SampleInput::f32([2, 4, 6, 6]))),
         case(plain, [2, 2, 4, 2], [2, 6, 2], Some(SampleInput::bool([2, 1, 1, 6]))),
+        case(rows_first, [2, 6, 4, 4], [2, 4, 2], None),
+        case(Attention { uniform: true, ..rows_first }, [2, 4, 6, 4], [2, 6, 4], Some(SampleInput::bool([2, 1, 6, 6]))),
+        case(Attention { uniform: true, causal: false, ..rows_first }, [2, 2, 4, 2], [2, 2, 2], Some(SampleInput::bool([2, 1, 1, 2]))),
     ]
 }
 

@@ -158,29 +158,21 @@ fn rotary_embedding(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
         }
         *v = cx.b.reshape(*v, &[t[0], 1, t[1], half])?;
     }
-    let [cos, sin] = angles;
     let rotated = cx.b.slice(x, 3, 0, turned)?;
     let interleaved = cx.attr_int("interleaved", 0) != 0;
-    // Interleaved pairs lie side by side: [.., half, 2]; else the halves do: [.., 2, half].
-    let (a, b) = if interleaved {
-        let pairs = cx.b.reshape(rotated, &[d[0], d[1], d[2], half, 2])?;
-        let (a, b) = (cx.b.slice(pairs, 4, 0, 1)?, cx.b.slice(pairs, 4, 1, 2)?);
-        let dims = [d[0], d[1], d[2], half];
-        (cx.b.reshape(a, &dims)?, cx.b.reshape(b, &dims)?)
-    } else {
-        (cx.b.slice(rotated, 3, 0, half)?, cx.b.slice(rotated, 3, half, turned)?)
-    };
-    let (ac, bs) = (cx.b.mul(a, cos)?, cx.b.mul(b, sin)?);
-    let (as_, bc) = (cx.b.mul(a, sin)?, cx.b.mul(b, cos)?);
-    let (first, second) = (cx.b.sub(ac, bs)?, cx.b.add(as_, bc)?);
-    let mut y = if interleaved {
-        let dims = [d[0], d[1], d[2], half, 1];
-        let (first, second) = (cx.b.reshape(first, &dims)?, cx.b.reshape(second, &dims)?);
-        let pairs = cx.b.concat(&[first, second], 4)?;
-        cx.b.reshape(pairs, &[d[0], d[1], d[2], turned])?
-    } else {
-        cx.b.concat(&[first, second], 3)?
-    };
+    // Both entries of a pair have its angle.
+    for v in &mut angles {
+        let t = cx.b.dims(*v);
+        let whole = [t[0], 1, t[2], turned];
+        *v = if interleaved {
+            let pairs = cx.b.reshape(*v, &[t[0], 1, t[2], half, 1])?;
+            let pairs = cx.b.expand(pairs, &[t[0], 1, t[2], half, 2])?;
+            cx.b.reshape(pairs, &whole)?
+        } else {
+            cx.b.concat(&[*v, *v], 3)?
+        };
+    }
+    let mut y = cx.b.rotary_embedding(rotated, angles, interleaved)?;
     if turned < d[3] {
         let rest = cx.b.slice(x, 3, turned, d[3])?;
         y = cx.b.concat(&[y, rest], 3)?;

@@ -25,6 +25,7 @@ pub mod pool;
 pub(crate) mod real;
 pub mod reduce;
 pub mod reshape;
+pub mod rotary;
 pub(crate) mod rules;
 pub mod scan;
 pub mod scatter;
@@ -94,6 +95,7 @@ pub static TABLE: &[&OpDef] = &[
     &reduce::REDUCE_PROD,
     &reduce::ARG_MAX,
     &reshape::RESHAPE,
+    &rotary::ROTARY_EMBEDDING,
     &scan::CUM_SUM,
     &scan::TRILU,
     &scatter::SCATTER_ND,

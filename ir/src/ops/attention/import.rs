@@ -53,7 +53,7 @@ pub(super) fn attention(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> 
         true => f64::from(cx.attr_float("scale", 1.0)),
         false => 1.0 / (size as f64).sqrt(),
     };
-    let settings = Attention { scale, causal: cx.attr_int("is_causal", 0) != 0, offset, window: 0 };
+    let settings = Attention { scale, causal: cx.attr_int("is_causal", 0) != 0, offset, ..Attention::default() };
     let (mut out, _) = cx.b.attention(&settings, [q, k, v], mask)?;
     if flat {
         out = cx.b.transpose(out, &[0, 2, 1, 3])?;

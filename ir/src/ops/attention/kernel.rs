@@ -5,6 +5,8 @@ use std::ops::Range;
 use crate::dtype::DType;
 use crate::op::{KernelError, Op};
 use crate::ops::real::{Real, by_float};
+
+use super::{Attention, Layout};
 use crate::tensor::{View, ViewMut};
 
 /// Query rows per block.
@@ -24,11 +26,29 @@ struct Sizes {
     first: i64,
     window: i64,
     scale: f64,
+    uniform: bool,
+    layout: Layout,
+}
+
+/// Where the rows of one head lie in q, k, v or out.
+#[derive(Clone, Copy)]
+struct Rows {
+    start: usize,
+    /// From a row to the next.
+    by: usize,
+}
+
+impl Rows {
+    fn at(self, row: usize) -> usize {
+        self.start + row * self.by
+    }
 }
 
 impl Sizes {
     fn of(op: &Op, q: &View<'_>, k: &View<'_>, v: &View<'_>) -> Sizes {
-        let ([b, h, s, d], [hk, t]) = ([0, 1, 2, 3].map(|i| q.dims()[i]), [1, 2].map(|i| k.dims()[i]));
+        let settings = Attention::of(op);
+        let layout = settings.layout;
+        let ([b, h, s, d], [_, hk, t, _]) = (layout.sizes(q.dims()), layout.sizes(k.dims()));
         Sizes {
             b,
             h,
@@ -37,10 +57,22 @@ impl Sizes {
             t,
             d,
             e: v.dims()[3],
-            causal: op.get_flag("causal"),
-            first: q.origin[2] as i64 + op.get_int("offset"),
-            window: op.get_int("window"),
-            scale: op.get_float("scale"),
+            causal: settings.causal,
+            first: q.origin[layout.dims()[2]] as i64 + settings.offset as i64,
+            window: settings.window as i64,
+            scale: settings.scale,
+            uniform: settings.uniform,
+            layout,
+        }
+    }
+    /// The rows of a head (counted over the batch) of a tensor with `heads` heads, `length` rows of `size`.
+    fn rows(&self, head: usize, heads: usize, length: usize, size: usize) -> Rows {
+        match self.layout {
+            Layout::Bhsd => Rows { start: head * length * size, by: size },
+            Layout::Bshd => {
+                let (batch, head) = (head / heads, head % heads);
+                Rows { start: (batch * length * heads + head) * size, by: heads * size }
+            }
         }
     }
     /// The keys that local query `i` may see.
@@ -130,14 +162,14 @@ fn scores<T: Real>(
     head: usize,
     rows: &Range<usize>,
     keys: &Range<usize>,
-    q: &[T],
-    k: &[T],
+    (q, q_rows): (&[T], Rows),
+    (k, k_rows): (&[T], Rows),
     mask: &Mask<'_, T>,
     scores: &mut [T],
 ) {
     let n = keys.len();
-    let q = &q[(head * z.s + rows.start) * z.d..];
-    multiply([rows.len(), n, z.d], (scores, [n, 1]), false, (q, [z.d, 1]), (&k[keys.start * z.d..], [1, z.d]));
+    let (q, k) = (&q[q_rows.at(rows.start)..], &k[k_rows.at(keys.start)..]);
+    multiply([rows.len(), n, z.d], (scores, [n, 1]), false, (q, [q_rows.by, 1]), (k, [1, k_rows.by]));
     let scale = T::of(z.scale);
     for (i, row) in rows.clone().zip(scores.chunks_exact_mut(n)) {
         row.iter_mut().for_each(|s| *s *= scale);
@@ -157,6 +189,18 @@ pub(super) fn forward(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>])
     })
 }
 
+/// What a query that sees no key gives.
+fn mean<T: Real>(z: &Sizes, v: &[T], v_rows: Rows, out: &mut [T]) {
+    out.fill(T::ZERO);
+    if z.uniform {
+        for j in 0..z.t {
+            out.iter_mut().zip(&v[v_rows.at(j)..]).for_each(|(o, v)| *o += *v);
+        }
+        let share = T::of(1.0 / z.t as f64);
+        out.iter_mut().for_each(|o| *o *= share);
+    }
+}
+
 fn forward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], out: &mut [T], lse: &mut [T]) {
     let [q, k, v] = [0, 1, 2].map(|i| inputs[i].as_slice::<T>());
     let mask = Mask::of(inputs.get(3));
@@ -164,31 +208,34 @@ fn forward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], out: &mut [T], lse: &mut 
     for (head, key_head, rows) in z.blocks() {
         let keys = z.keys_of(&rows);
         let n = keys.len();
-        let at = head * z.s + rows.start;
-        let out = &mut out[at * z.e..][..rows.len() * z.e];
-        let lse = &mut lse[at..][..rows.len()];
-        if n == 0 {
-            out.fill(T::ZERO);
-            lse.fill(T::NEG_INFINITY);
-            continue;
-        }
-        let weights = &mut block[..rows.len() * n];
-        scores(z, head, &rows, &keys, q, &k[key_head * z.t * z.d..], &mask, weights);
-        for (w, lse) in weights.chunks_exact_mut(n).zip(lse) {
-            let max = T::largest(w);
-            if max == T::NEG_INFINITY {
-                w.fill(T::ZERO);
-                *lse = max;
-                continue;
+        let [k_rows, v_rows] = [z.d, z.e].map(|size| z.rows(key_head, z.hk, z.t, size));
+        let out_rows = z.rows(head, z.h, z.s, z.e);
+        let lse = &mut lse[head * z.s + rows.start..][..rows.len()];
+        let mut blind = vec![true; rows.len()];
+        if n > 0 {
+            let weights = &mut block[..rows.len() * n];
+            let q_rows = z.rows(head, z.h, z.s, z.d);
+            scores(z, head, &rows, &keys, (q, q_rows), (k, k_rows), &mask, weights);
+            for ((w, lse), blind) in weights.chunks_exact_mut(n).zip(&mut *lse).zip(&mut blind) {
+                let max = T::largest(w);
+                *blind = max == T::NEG_INFINITY;
+                if *blind {
+                    w.fill(T::ZERO);
+                    continue;
+                }
+                w.iter_mut().for_each(|w| *w = (*w - max).fast_exp());
+                let sum = T::sum(w);
+                let inverse = T::ONE / sum;
+                w.iter_mut().for_each(|w| *w *= inverse);
+                *lse = max + T::of(sum.f64().ln());
             }
-            w.iter_mut().for_each(|w| *w = (*w - max).fast_exp());
-            let sum = T::sum(w);
-            let inverse = T::ONE / sum;
-            w.iter_mut().for_each(|w| *w *= inverse);
-            *lse = max + T::of(sum.f64().ln());
+            let (out, v) = (&mut out[out_rows.at(rows.start)..], &v[v_rows.at(keys.start)..]);
+            multiply([rows.len(), z.e, n], (out, [out_rows.by, 1]), false, (weights, [n, 1]), (v, [v_rows.by, 1]));
         }
-        let v = &v[(key_head * z.t + keys.start) * z.e..];
-        multiply([rows.len(), z.e, n], (out, [z.e, 1]), false, (weights, [n, 1]), (v, [z.e, 1]));
+        for ((i, lse), _) in rows.zip(lse).zip(blind).filter(|(_, blind)| *blind) {
+            *lse = if z.uniform { T::of((z.t as f64).ln()) } else { T::NEG_INFINITY };
+            mean(z, v, v_rows, &mut out[out_rows.at(i)..][..z.e]);
+        }
     }
 }
 
@@ -211,36 +258,45 @@ fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], [dq, dk, dv]: [&mut [T];
     let mut block = vec![T::ZERO; ROWS * z.t];
     let mut back = vec![T::ZERO; ROWS * z.t];
     let scale = T::of(z.scale);
-    dk.fill(T::ZERO);
-    dv.fill(T::ZERO);
-    if let Some(d) = &mut dmask {
-        d.fill(T::ZERO);
+    for gradient in [&mut *dq, &mut *dk, &mut *dv].into_iter().chain(dmask.as_deref_mut()) {
+        gradient.fill(T::ZERO);
     }
     for (head, key_head, rows) in z.blocks() {
+        let at = head * z.s;
+        let [q_rows, out_rows] = [z.d, z.e].map(|size| z.rows(head, z.h, z.s, size));
+        let [k_rows, v_rows] = [z.d, z.e].map(|size| z.rows(key_head, z.hk, z.t, size));
         let keys = z.keys_of(&rows);
         let (m, n) = (rows.len(), keys.len());
-        let at = head * z.s + rows.start;
-        let dq = &mut dq[at * z.d..][..m * z.d];
-        if n == 0 {
-            dq.fill(T::ZERO);
-            continue;
-        }
         let (weights, back) = (&mut block[..m * n], &mut back[..m * n]);
-        scores(z, head, &rows, &keys, q, &k[key_head * z.t * z.d..], &mask, weights);
-        let key_at = key_head * z.t + keys.start;
-        let (delta, dout, lse) = (&delta[at..][..m], &dout[at * z.e..][..m * z.e], &lse[at..][..m]);
-        for (w, lse) in weights.chunks_exact_mut(n).zip(lse) {
-            if *lse == T::NEG_INFINITY {
-                w.fill(T::ZERO);
-            } else {
-                w.iter_mut().for_each(|w| *w = (*w - *lse).fast_exp());
+        if n > 0 {
+            scores(z, head, &rows, &keys, (q, q_rows), (k, k_rows), &mask, weights);
+        }
+        for (r, i) in rows.clone().enumerate() {
+            let w = &mut weights[r * n..][..n];
+            if n > 0 && T::largest(w) > T::NEG_INFINITY {
+                w.iter_mut().for_each(|w| *w = (*w - lse[at + i]).fast_exp());
+                continue;
+            }
+            w.fill(T::ZERO);
+            if z.uniform {
+                let share = T::of(1.0 / z.t as f64);
+                for j in 0..z.t {
+                    let dv = dv[v_rows.at(j)..].iter_mut();
+                    dv.zip(&dout[out_rows.at(i)..][..z.e]).for_each(|(dv, d)| *dv += *d * share);
+                }
             }
         }
-        multiply([n, z.e, m], (&mut dv[key_at * z.e..], [z.e, 1]), true, (weights, [1, n]), (dout, [z.e, 1]));
-        multiply([m, n, z.e], (back, [n, 1]), false, (dout, [z.e, 1]), (&v[key_at * z.e..], [1, z.e]));
-        for ((i, delta), (w, back)) in rows.zip(delta).zip(weights.chunks_exact(n).zip(back.chunks_exact_mut(n))) {
+        if n == 0 {
+            continue;
+        }
+        let dout = (&dout[out_rows.at(rows.start)..], [out_rows.by, 1]);
+        let turned = (&*weights, [1, n]);
+        multiply([n, z.e, m], (&mut dv[v_rows.at(keys.start)..], [v_rows.by, 1]), true, turned, dout);
+        multiply([m, n, z.e], (back, [n, 1]), false, dout, (&v[v_rows.at(keys.start)..], [1, v_rows.by]));
+        for (i, (w, back)) in rows.clone().zip(weights.chunks_exact(n).zip(back.chunks_exact_mut(n))) {
+            let delta = delta[at + i];
             for (w, b) in w.iter().zip(&mut *back) {
-                *b = *w * (*b - *delta);
+                *b = *w * (*b - delta);
             }
             if let Some(d) = &mut dmask {
                 let at = mask.at([head / z.h, head % z.h, i, keys.start]);
@@ -250,7 +306,8 @@ fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], [dq, dk, dv]: [&mut [T];
             }
             back.iter_mut().for_each(|b| *b *= scale);
         }
-        multiply([m, z.d, n], (dq, [z.d, 1]), false, (back, [n, 1]), (&k[key_at * z.d..], [z.d, 1]));
-        multiply([n, z.d, m], (&mut dk[key_at * z.d..], [z.d, 1]), true, (back, [1, n]), (&q[at * z.d..], [z.d, 1]));
+        let (from_k, from_q) = ((&k[k_rows.at(keys.start)..], [k_rows.by, 1]), (&q[q_rows.at(rows.start)..], [q_rows.by, 1]));
+        multiply([m, z.d, n], (&mut dq[q_rows.at(rows.start)..], [q_rows.by, 1]), false, (back, [n, 1]), from_k);
+        multiply([n, z.d, m], (&mut dk[k_rows.at(keys.start)..], [k_rows.by, 1]), true, (back, [1, n]), from_q);
     }
 }

@@ -52,14 +52,19 @@ pub struct Blocks {
 
 /// Finds runs and classes.
 pub fn find(graph: &Graph) -> Blocks {
-    let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
-    let runs = runs(graph, forward);
-    let mut blocks = Blocks { runs, ..Blocks::default() };
-    classify(graph, forward, &mut blocks);
+    let mut blocks = Blocks { runs: runs(graph), ..Blocks::default() };
+    classify(graph, forward(graph), &mut blocks);
     blocks
 }
 
-fn runs(graph: &Graph, forward: usize) -> Vec<Run> {
+/// The number of forward nodes, which come first.
+fn forward(graph: &Graph) -> usize {
+    graph.nodes.iter().take_while(|n| n.section == Section::Forward).count()
+}
+
+/// Finds runs.
+pub fn runs(graph: &Graph) -> Vec<Run> {
+    let forward = forward(graph);
     let mut ids: HashMap<(&Op, Vec<&Type>, Vec<&Type>), u32> = HashMap::new();
     let signatures: Vec<u32> = graph.nodes[..forward]
         .iter()

@@ -10,6 +10,7 @@ pub mod builder;
 pub mod convert;
 pub mod dtype;
 pub mod factor;
+pub mod fuse;
 pub mod graph;
 pub mod interp;
 pub mod onnx;

@@ -1,5 +1,7 @@
 //! Rebuilds a graph node by node, dropping what nothing needs: the frame of every pass that rewrites.
 //!
+//! [`rebuild`] goes node by node; [`Rebuild`] leaves the order to the pass.
+//!
 //! Inputs and states are kept, in order and with their ids; nodes are emitted anew through [`Builder::emit`], so a pass
 //! may emit other nodes instead. Names, scopes and sections are carried over.
 
@@ -20,7 +22,7 @@ pub struct RewriteError {
 }
 
 /// The values that a graph is there for.
-fn roots(graph: &Graph) -> impl Iterator<Item = ValueId> {
+pub(crate) fn roots(graph: &Graph) -> impl Iterator<Item = ValueId> {
     graph.outputs.iter().map(|o| o.value).chain(graph.states.iter().filter_map(|s| s.write))
 }
 
@@ -41,8 +43,6 @@ pub fn live(graph: &Graph) -> Vec<bool> {
     live
 }
 
-type Finish<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId) -> Result<ValueId, OpError>;
-
 /// Rebuilds a graph. `emit` gets each live node with its operands in the new graph, and returns its results there, of any
 /// type that the later nodes accept; `finish` may adjust each output (a cast back).
 ///
@@ -51,74 +51,141 @@ type Finish<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId) -> Result<Va
 pub fn rebuild(
     graph: &Graph,
     mut emit: impl FnMut(&mut Builder, &Node, &[ValueId]) -> Result<Vec<ValueId>, OpError>,
-    mut finish: impl FnMut(&mut Builder, ValueId, ValueId) -> Result<ValueId, OpError>,
+    finish: impl FnMut(&mut Builder, ValueId, ValueId) -> Result<ValueId, OpError>,
 ) -> Result<Graph, RewriteError> {
-    let mut b = Builder::new(graph.name.clone());
-    let mut map: Vec<Option<ValueId>> = vec![None; graph.values.len()];
-    for x in &graph.inputs {
-        map[x.value.index()] = Some(b.input(x.name.clone(), graph.ty(x.value).clone(), x.batch_dim));
-    }
-    for s in &graph.states {
-        let id = b.state(s.name.clone(), s.kind, graph.ty(s.read).clone(), s.init.clone(), s.of);
-        let new = &mut b.graph_mut().states[id.index()];
-        new.trainable = s.trainable;
-        new.tied.clone_from(&s.tied);
-        map[s.read.index()] = Some(b.graph().state(id).read);
-    }
+    let mut rebuild = Rebuild::new(graph);
     let live = live(graph);
-    let mut nodes: Vec<Option<NodeId>> = vec![None; graph.nodes.len()];
-    let value = |b: &mut Builder, map: &mut [Option<ValueId>], v: ValueId| match (&graph.value(v).def, map[v.index()]) {
-        (_, Some(new)) => new,
-        (Def::Const(t), None) => *map[v.index()].insert(b.constant((**t).clone())),
-        (_, None) => unreachable!("operands come before the node, as the verifier holds"),
-    };
     for id in graph.node_ids().filter(|id| live[id.index()]) {
-        let n = graph.node(id);
-        b.enter(n.section);
-        b.name.clone_from(&n.name);
-        b.scope.clone_from(&n.scope);
-        b.of = n.of.and_then(|f| nodes[f.index()]);
-        let ins: Vec<ValueId> = n.inputs.iter().map(|&v| value(&mut b, &mut map, v)).collect();
-        let fail = |reason| RewriteError { node: id, name: n.name.clone(), reason };
-        let outs = emit(&mut b, n, &ins).map_err(fail)?;
-        nodes[id.index()] = outs.first().and_then(|&v| b.graph().producer(v));
-        for (&old, &new) in n.outputs.iter().zip(&outs) {
-            let name = &graph.value(old).name;
-            let slot = &mut b.graph_mut().values[new.index()];
-            if slot.name.is_empty() && matches!(slot.def, Def::Node(..)) {
-                slot.name.clone_from(name);
-            }
-            map[old.index()] = Some(new);
+        rebuild.node(id, &mut emit)?;
+    }
+    rebuild.finish(finish)
+}
+
+/// A graph on its way into a new one, for passes that do not go node by node.
+pub struct Rebuild<'a> {
+    graph: &'a Graph,
+    b: Builder,
+    /// Old values in the new graph.
+    map: Vec<Option<ValueId>>,
+    /// Old nodes in the new graph.
+    nodes: Vec<Option<NodeId>>,
+}
+
+impl<'a> Rebuild<'a> {
+    /// Inputs and states, no node yet.
+    pub fn new(graph: &'a Graph) -> Rebuild<'a> {
+        let mut b = Builder::new(graph.name.clone());
+        let mut map: Vec<Option<ValueId>> = vec![None; graph.values.len()];
+        for x in &graph.inputs {
+            map[x.value.index()] = Some(b.input(x.name.clone(), graph.ty(x.value).clone(), x.batch_dim));
+        }
+        for s in &graph.states {
+            let id = b.state(s.name.clone(), s.kind, graph.ty(s.read).clone(), s.init.clone(), s.of);
+            let new = &mut b.graph_mut().states[id.index()];
+            new.trainable = s.trainable;
+            new.tied.clone_from(&s.tied);
+            map[s.read.index()] = Some(b.graph().state(id).read);
+        }
+        Rebuild { graph, b, map, nodes: vec![None; graph.nodes.len()] }
+    }
+    /// The old graph.
+    pub fn graph(&self) -> &'a Graph {
+        self.graph
+    }
+    /// The new graph's builder.
+    pub fn builder(&mut self) -> &mut Builder {
+        &mut self.b
+    }
+    /// An old value in the new graph. Panics when no node before gave it.
+    pub fn value(&mut self, v: ValueId) -> ValueId {
+        match (&self.graph.value(v).def, self.map[v.index()]) {
+            (_, Some(new)) => new,
+            (Def::Const(t), None) => *self.map[v.index()].insert(self.b.constant((**t).clone())),
+            (_, None) => unreachable!("operands come before the node, as the verifier holds"),
         }
     }
-    let root = |b: &mut Builder, v: ValueId, finish: Finish<'_>| {
-        let new = match &graph.value(v).def {
-            Def::Const(t) => b.constant((**t).clone()),
-            _ => map[v.index()].expect("roots are live"),
-        };
-        let (name, scope, section) = match graph.producer(v).map(|p| graph.node(p)) {
+    /// What an old value is in the new graph; it passes on its name.
+    pub fn set(&mut self, old: ValueId, new: ValueId) {
+        let slot = &mut self.b.graph_mut().values[new.index()];
+        if slot.name.is_empty() && matches!(slot.def, Def::Node(..)) {
+            slot.name.clone_from(&self.graph.value(old).name);
+        }
+        self.map[old.index()] = Some(new);
+    }
+    /// Emits with section, name and scope of an old node.
+    ///
+    /// # Errors
+    /// Where `emit` fails.
+    pub fn like<T>(
+        &mut self,
+        id: NodeId,
+        emit: impl FnOnce(&mut Builder) -> Result<T, OpError>,
+    ) -> Result<T, RewriteError> {
+        let n = self.graph.node(id);
+        self.b.enter(n.section);
+        self.b.name.clone_from(&n.name);
+        self.b.scope.clone_from(&n.scope);
+        self.b.of = n.of.and_then(|f| self.nodes[f.index()]);
+        emit(&mut self.b).map_err(|reason| RewriteError { node: id, name: n.name.clone(), reason })
+    }
+    /// Emits a node's results anew.
+    ///
+    /// # Errors
+    /// Where `emit` fails.
+    pub fn node(
+        &mut self,
+        id: NodeId,
+        emit: impl FnOnce(&mut Builder, &Node, &[ValueId]) -> Result<Vec<ValueId>, OpError>,
+    ) -> Result<(), RewriteError> {
+        let n = self.graph.node(id);
+        let ins: Vec<ValueId> = n.inputs.iter().map(|&v| self.value(v)).collect();
+        let outs = self.like(id, |b| emit(b, n, &ins))?;
+        self.nodes[id.index()] = outs.first().and_then(|&v| self.b.graph().producer(v));
+        for (&old, &new) in n.outputs.iter().zip(&outs) {
+            self.set(old, new);
+        }
+        Ok(())
+    }
+    /// Outputs and written states, each adjusted by `finish` from its old and new value.
+    ///
+    /// # Errors
+    /// Where `finish` fails.
+    pub fn finish(
+        mut self,
+        mut finish: impl FnMut(&mut Builder, ValueId, ValueId) -> Result<ValueId, OpError>,
+    ) -> Result<Graph, RewriteError> {
+        let graph = self.graph;
+        for o in &graph.outputs {
+            let v = self.root(o.value, &mut finish)?;
+            self.b.output(o.name.clone(), v, o.batch_dim);
+        }
+        for id in graph.state_ids() {
+            if let Some(w) = graph.state(id).write {
+                let v = self.root(w, &mut finish)?;
+                self.b.graph_mut().states[id.index()].write = Some(v);
+            }
+        }
+        Ok(compact(self.b.finish()))
+    }
+    fn root(
+        &mut self,
+        v: ValueId,
+        finish: &mut impl FnMut(&mut Builder, ValueId, ValueId) -> Result<ValueId, OpError>,
+    ) -> Result<ValueId, RewriteError> {
+        let new = self.value(v);
+        let producer = self.graph.producer(v);
+        let (name, scope, section) = match producer.map(|p| self.graph.node(p)) {
             Some(n) => (n.name.clone(), n.scope.clone(), n.section),
             None => (String::new(), String::new(), crate::graph::Section::Forward),
         };
-        (b.name, b.scope, b.of) = (name, scope, None);
-        b.enter(section);
-        finish(b, v, new).map_err(|reason| RewriteError {
-            node: graph.producer(v).unwrap_or(NodeId(0)),
-            name: graph.value(v).name.clone(),
+        (self.b.name, self.b.scope, self.b.of) = (name, scope, None);
+        self.b.enter(section);
+        finish(&mut self.b, v, new).map_err(|reason| RewriteError {
+            node: producer.unwrap_or(NodeId(0)),
+            name: self.graph.value(v).name.clone(),
             reason,
         })
-    };
-    for o in &graph.outputs {
-        let v = root(&mut b, o.value, &mut finish)?;
-        b.output(o.name.clone(), v, o.batch_dim);
     }
-    for id in graph.state_ids() {
-        if let Some(w) = graph.state(id).write {
-            let v = root(&mut b, w, &mut finish)?;
-            b.graph_mut().states[id.index()].write = Some(v);
-        }
-    }
-    Ok(compact(b.finish()))
 }
 
 /// Drops nodes that neither outputs nor written states need, and constants that nothing uses. Node ids stay up to the first

@@ -152,19 +152,28 @@ pub(super) struct Facts {
     pub fixed: bool,
     /// The constant it is, unless that is large.
     pub constant: Option<Arc<Tensor>>,
+    /// The number that all its elements are.
+    pub number: Option<f64>,
     /// The mask it is.
     pub band: Option<Band>,
+    /// What it hides when it is added: all but a band; and what it adds there.
+    pub hides: Option<(Band, f64)>,
     /// The indices it holds.
     pub count: Option<Count>,
 }
 
 impl Facts {
-    /// The number that all its elements are.
-    pub fn number(&self) -> Option<f64> {
-        let t = self.constant.as_ref()?;
-        let xs = crate::convert::to_f64(t.dtype(), t.bytes());
-        let first = *xs.first()?;
-        xs.iter().all(|x| *x == first).then_some(first)
+    fn of_constant(t: &Arc<Tensor>) -> Facts {
+        Facts {
+            ty: Some(t.ty().clone()),
+            fixed: true,
+            number: number_of(t),
+            band: band_of(t),
+            hides: hides(t),
+            count: count_of(t),
+            constant: Some(t.clone()),
+            settings: None,
+        }
     }
 }
 
@@ -240,14 +249,9 @@ impl Analysis<Term> for Known {
             Head::Settings(s) => Facts { settings: Some(s), ..Facts::default() },
             Head::Leaf(l) => {
                 let leaf = &classes.analysis.leaves[l as usize];
-                let constant = leaf.constant.as_ref();
-                Facts {
-                    ty: Some(leaf.ty.clone()),
-                    fixed: constant.is_some(),
-                    band: constant.and_then(|t| band_of(t)),
-                    count: constant.and_then(|t| count_of(t)),
-                    constant: constant.cloned(),
-                    settings: None,
+                match &leaf.constant {
+                    Some(t) => Facts::of_constant(t),
+                    None => Facts { ty: Some(leaf.ty.clone()), ..Facts::default() },
                 }
             }
             Head::Apply(_) => applied(classes, term).map(|(op, args)| derive(classes, &op, &args)).unwrap_or_default(),
@@ -266,7 +270,9 @@ impl Analysis<Term> for Known {
         let did = option(&mut to.ty, from.ty)
             | option(&mut to.settings, from.settings)
             | option(&mut to.constant, from.constant)
+            | option(&mut to.number, from.number)
             | option(&mut to.band, from.band)
+            | option(&mut to.hides, from.hides)
             | option(&mut to.count, from.count)
             | DidMerge(from.fixed && !to.fixed, to.fixed && !from.fixed);
         to.fixed |= from.fixed;
@@ -290,22 +296,17 @@ fn derive(classes: &Classes, op: &Op, args: &[Id]) -> Facts {
     let types: Option<Vec<Type>> = facts.iter().map(|f| f.ty.clone()).collect();
     let Some(Ok(outs)) = types.as_ref().map(|t| op.infer(t)) else { return Facts::default() };
     let Some(ty) = outs.first().cloned() else { return Facts::default() };
-    let mut known = Facts { fixed: !facts.is_empty() && facts.iter().all(|f| f.fixed), ..Facts::default() };
     let operands: Option<Vec<Arc<Tensor>>> = facts.iter().map(|f| f.constant.clone()).collect();
     if let Some(operands) = operands.filter(|o| !o.is_empty() && outs.len() == 1 && ty.numel() <= FOLD_LIMIT)
         && !super::inner::is_inner(op.def)
         && let Ok(mut results) = crate::interp::apply(op, &operands, &outs)
         && let Some(t) = results.pop()
     {
-        known.band = band_of(&t);
-        known.count = count_of(&t);
-        known.constant = Some(Arc::new(t));
-    } else {
-        known.band = band(op, &facts, &ty);
-        known.count = moved_count(op, &facts, &ty);
+        return Facts::of_constant(&Arc::new(t));
     }
-    known.ty = Some(ty);
-    known
+    let fixed = !facts.is_empty() && facts.iter().all(|f| f.fixed);
+    let (band, count) = (band(op, &facts, &ty), moved_count(op, &facts, &ty));
+    Facts { ty: Some(ty), fixed, band, count, ..Facts::default() }
 }
 
 /// The mask that an operator makes of what it is given.
@@ -355,40 +356,71 @@ fn moved_count(op: &Op, facts: &[&Facts], ty: &Type) -> Option<Count> {
     }
 }
 
-/// The band that a constant mask is.
-fn band_of(t: &Tensor) -> Option<Band> {
-    if t.dtype() != DType::Bool {
+/// The number that all elements are.
+fn number_of(t: &Tensor) -> Option<f64> {
+    let size = t.dtype().size();
+    let first = t.bytes().get(..size)?;
+    // Compared as bytes first: most constants differ early.
+    if t.bytes().chunks_exact(size).any(|x| x != first) {
         return None;
     }
-    let bytes = t.bytes();
-    if bytes.iter().all(|&b| b != 0) {
+    crate::convert::to_f64(t.dtype(), first).first().copied()
+}
+
+/// The band that a constant mask is.
+fn band_of(t: &Tensor) -> Option<Band> {
+    (t.dtype() == DType::Bool).then(|| band_in(t.dims(), t.bytes(), |&b| b != 0)).flatten()
+}
+
+/// Added to a score, such a number leaves of it nothing: f32 has no digits for both.
+pub(super) const HIDES: f64 = -1e30;
+
+/// The band outside of which a constant hides what it is added to.
+fn hides(t: &Tensor) -> Option<(Band, f64)> {
+    if !t.dtype().is_float() || t.dims().len() < 2 {
+        return None;
+    }
+    let size = t.dtype().size();
+    let zero = vec![0; size];
+    // All that is not 0 must be one number; compared as bytes, for constants can be large.
+    let mut rest = t.bytes().chunks_exact(size).filter(|x| *x != zero);
+    let first = rest.next()?;
+    let low = *crate::convert::to_f64(t.dtype(), first).first()?;
+    if low > HIDES || !rest.all(|x| x == first) {
+        return None;
+    }
+    let cells: Vec<&[u8]> = t.bytes().chunks_exact(size).collect();
+    Some((band_in(t.dims(), &cells, |x| *x == zero)?, low))
+}
+
+/// The band of elements that are `seen`.
+fn band_in<T>(dims: &[usize], elements: &[T], seen: impl Fn(&T) -> bool) -> Option<Band> {
+    if elements.iter().all(&seen) {
         return Some(Band::ALL);
     }
-    let [.., rows, columns] = *t.dims() else { return None };
+    let [.., rows, columns] = *dims else { return None };
     if rows * columns == 0 {
         return None;
     }
-    // The narrowest band that holds all that is true, then whether it holds nothing else.
+    // The narrowest band that holds all that is seen, then whether it holds nothing else.
     let mut band = Band { low: i64::MAX, high: i64::MIN };
-    for (row, line) in bytes.chunks_exact(columns).enumerate() {
+    for (row, line) in elements.chunks_exact(columns).enumerate() {
         let i = (row % rows) as i64;
-        if let (Some(first), Some(last)) = (line.iter().position(|&b| b != 0), line.iter().rposition(|&b| b != 0)) {
+        if let (Some(first), Some(last)) = (line.iter().position(&seen), line.iter().rposition(&seen)) {
             band.low = band.low.min(first as i64 - i);
             band.high = band.high.max(last as i64 - i);
         }
     }
-    let holds = |band: Band| {
-        bytes.chunks_exact(columns).enumerate().all(|(row, line)| {
-            let i = (row % rows) as i64;
-            line.iter().zip(0i64..).all(|(&b, j)| (b != 0) == (band.low <= j - i && j - i <= band.high))
-        })
-    };
     // Where it reaches the border, the widest band is meant.
     let wide = Band {
         low: if band.low <= 1 - rows as i64 { i64::MIN } else { band.low },
         high: if band.high >= columns as i64 - 1 { i64::MAX } else { band.high },
     };
-    holds(wide).then_some(wide)
+    let holds = elements.chunks_exact(columns).enumerate().all(|(row, line)| {
+        let i = (row % rows) as i64;
+        line.iter().zip(0i64..).all(|(x, j)| seen(x) == (wide.low <= j - i && j - i <= wide.high))
+    });
+    holds.then_some(wide)
 }
 
 /// The count that constant indices are.

@@ -122,7 +122,7 @@ pub(super) fn instantiate(model: &Model, bindings: &Bindings) -> Result<Graph, V
     }
     let internal = |e: RewriteError| vec![Problem::Malformed { place: "the graph".to_string(), why: e.to_string() }];
     let graph = trainable::settle(low.b.finish(), |w| small_constant(model, w)).map_err(internal)?;
-    simplify(&graph).map_err(internal)
+    crate::fuse::fuse(&simplify(&graph).map_err(internal)?).map_err(internal)
 }
 
 /// The types of the inputs under bindings; reports every symbol that is missing, unknown or no size.

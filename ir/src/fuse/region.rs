@@ -1,0 +1,126 @@
+//! Stretches of a graph that are rewritten one at a time, and what makes two of them the same.
+//!
+//! A region is a range of forward nodes: a block of a run ([`crate::blocks`]), or what lies between, cut where it is long and
+//! around nodes with several results. Values from outside are anonymous, so that equal blocks give equal keys, except
+//! those that several regions read, like masks: what they are made of is part of the key, and rules may look into it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::blocks;
+use crate::graph::{Def, Graph, NodeId, Section, ValueId};
+use crate::op::Op;
+use crate::tensor::Type;
+
+/// Longer stretches are cut.
+const LONGEST: usize = 320;
+
+/// The regions of the forward nodes, in order.
+pub(super) fn regions(graph: &Graph) -> Vec<Range<usize>> {
+    let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
+    let mut found = Vec::new();
+    let mut at = 0;
+    for run in blocks::runs(graph) {
+        cut(graph, at..run.start, &mut found);
+        for block in 0..run.count {
+            let start = run.start + block * run.period;
+            cut(graph, start..start + run.period, &mut found);
+        }
+        at = run.end();
+    }
+    cut(graph, at..forward, &mut found);
+    found
+}
+
+/// Cuts a range around nodes with several results, and where it is long.
+fn cut(graph: &Graph, range: Range<usize>, found: &mut Vec<Range<usize>>) {
+    let end = range.end;
+    let mut start = range.start;
+    for at in range {
+        let several = graph.nodes[at].outputs.len() != 1;
+        if several || at - start == LONGEST {
+            found.push(start..at);
+            start = at + usize::from(several);
+        }
+    }
+    found.push(start..end);
+    found.retain(|r| !r.is_empty());
+}
+
+/// Where an operand of a region comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// The result of the region's node of that index.
+    Inside(usize),
+    /// The outside value of that index.
+    Outside(usize),
+}
+
+/// A value from outside, as far as rules may know it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Outside {
+    /// Only its type.
+    Anonymous(Type),
+    /// The value itself: a constant, or one that several regions read.
+    Known(ValueId),
+}
+
+/// What makes regions the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    /// Per node its operator, its operands, and whether its result is used outside.
+    pub nodes: Vec<(Op, Vec<Source>, bool)>,
+    /// The values from outside, in order of first use.
+    pub outside: Vec<Outside>,
+}
+
+/// A region: its key, and what the values from outside are.
+pub(super) struct Region {
+    pub start: usize,
+    pub key: Key,
+    pub outside: Vec<ValueId>,
+}
+
+/// Per value, in how many regions it is read or made, counted up to 3.
+pub(super) fn spread(graph: &Graph, regions: &[Range<usize>]) -> Vec<u8> {
+    let mut spread = vec![0u8; graph.values.len()];
+    let mut last = vec![usize::MAX; graph.values.len()];
+    for (r, range) in regions.iter().enumerate() {
+        for n in &graph.nodes[range.clone()] {
+            for v in n.inputs.iter().chain(&n.outputs).map(|v| v.index()) {
+                if last[v] != r {
+                    last[v] = r;
+                    spread[v] = (spread[v] + 1).min(3);
+                }
+            }
+        }
+    }
+    spread
+}
+
+impl Region {
+    /// Describes a range. `used` tells which values are used by other nodes or outputs than those of the range.
+    pub fn of(graph: &Graph, range: &Range<usize>, spread: &[u8], escapes: impl Fn(ValueId) -> bool) -> Region {
+        let mut index: HashMap<ValueId, usize> = HashMap::new();
+        let mut outside: Vec<ValueId> = Vec::new();
+        let mut nodes = Vec::with_capacity(range.len());
+        for n in &graph.nodes[range.clone()] {
+            let sources = n.inputs.iter().map(|&v| match graph.value(v).def {
+                Def::Node(NodeId(p), 0) if range.contains(&(p as usize)) => Source::Inside(p as usize - range.start),
+                _ => Source::Outside(*index.entry(v).or_insert_with(|| {
+                    outside.push(v);
+                    outside.len() - 1
+                })),
+            });
+            let sources = sources.collect();
+            nodes.push((n.op.clone(), sources, escapes(n.outputs[0])));
+        }
+        let known = |&v: &ValueId| match graph.value(v).def {
+            Def::Const(_) => Outside::Known(v),
+            Def::Node(..) if spread[v.index()] > 2 => Outside::Known(v),
+            _ => Outside::Anonymous(graph.ty(v).clone()),
+        };
+        let key = Key { nodes, outside: outside.iter().map(known).collect() };
+        Region { start: range.start, key, outside }
+    }
+}

@@ -1,0 +1,272 @@
+//! Attention, step by step: scores, what hides some of them, softmax, product with the values.
+//!
+//! A number that hides is below [`HIDES`]: added to any score it gives itself, and its weight is 0. A row hidden
+//! as a whole then has equal weights (`uniform`), or for -inf none: softmax gives NaN, which the fused form makes 0, as
+//! exporters do by a `Where(IsNaN)` behind.
+
+use egg::Id;
+
+use super::super::inner;
+use super::super::language::{Band, HIDES};
+use super::super::rule::{Match, Rule, rule};
+use crate::DType;
+use crate::op::Op;
+use crate::ops::attention::{ATTENTION, Attention, Layout};
+use crate::ops::einsum::equation;
+
+pub(super) fn rules() -> Vec<Rule> {
+    vec![
+        rule("scores", "(Einsum ?e ?q ?k)", scores),
+        rule("scale-of-scores", "(Mul (Scores ?s ?q ?k) ?c)", |m| {
+            let c = m.number("?c")?;
+            let (settings, to) = settings(m)?;
+            add_scores(m, Attention { scale: settings.scale * c, ..settings }, to, None)
+        }),
+        rule("cast-of-scores", "(Cast ?to (Scores ?s ?q ?k))", |m| cast(m, inner::scores, None)),
+        rule("cast-of-masked-scores", "(Cast ?to (Scores ?s ?q ?k ?m))", |m| cast(m, inner::scores, Some("?m"))),
+        rule("bias", "(Add (Scores ?s ?q ?k) ?bias)", |m| {
+            let (settings, to) = settings(m)?;
+            let bias = m.id("?bias");
+            add_scores(m, settings, to, Some(bias))
+        }),
+        rule("constant-hiding", "(Add (Scores ?s ?q ?k) ?bias)", |m| {
+            let (band, low) = m.facts(m.id("?bias")).hides?;
+            let (settings, to) = settings(m)?;
+            let settings = within(Attention { uniform: low.is_finite(), ..settings }, band)?;
+            add_scores(m, settings, to, None)
+        }),
+        rule("constant-hiding-of-biased", "(Add (Scores ?s ?q ?k ?m) ?bias)", |m| {
+            let (band, low) = m.facts(m.id("?bias")).hides?;
+            let (settings, to) = settings(m)?;
+            let settings = within(Attention { uniform: low.is_finite(), ..settings }, band)?;
+            let mask = m.id("?m");
+            add_scores(m, settings, to, Some(mask))
+        }),
+        rule("second-bias", "(Add (Scores ?s ?q ?k ?m) ?bias)", |m| {
+            let (settings, to) = settings(m)?;
+            let (mask, bias) = (m.id("?m"), m.id("?bias"));
+            let both = m.apply("Add", &[mask, bias])?;
+            add_scores(m, settings, to, Some(both))
+        }),
+        rule("add-hiding", "(Add (Scores ?s ?q ?k) (Where ?seen ?zero ?low))", |m| {
+            m.is("?zero", 0.0)?;
+            let (seen, low) = (m.id("?seen"), m.number("?low")?);
+            hide(m, seen, low, None)
+        }),
+        rule("add-hiding-turned", "(Add (Scores ?s ?q ?k) (Where ?hidden ?low ?zero))", |m| {
+            m.is("?zero", 0.0)?;
+            let (hidden, low) = (m.id("?hidden"), m.number("?low")?);
+            let seen = m.apply("Not", &[hidden])?;
+            hide(m, seen, low, None)
+        }),
+        rule("add-hiding-to-biased", "(Add (Scores ?s ?q ?k ?m) (Where ?seen ?zero ?low))", |m| {
+            m.is("?zero", 0.0)?;
+            let (seen, low, mask) = (m.id("?seen"), m.number("?low")?, m.id("?m"));
+            hide(m, seen, low, Some(mask))
+        }),
+        rule("hiding", "(Where ?seen (Scores ?s ?q ?k) ?low)", |m| {
+            let (seen, low) = (m.id("?seen"), m.number("?low")?);
+            hide(m, seen, low, None)
+        }),
+        rule("hiding-turned", "(Where ?hidden ?low (Scores ?s ?q ?k))", |m| {
+            let (hidden, low) = (m.id("?hidden"), m.number("?low")?);
+            let seen = m.apply("Not", &[hidden])?;
+            hide(m, seen, low, None)
+        }),
+        rule("hiding-of-biased", "(Where ?seen (Scores ?s ?q ?k ?m) ?low)", |m| {
+            let (seen, low, mask) = (m.id("?seen"), m.number("?low")?, m.id("?m"));
+            hide(m, seen, low, Some(mask))
+        }),
+        rule("band-among-masks", "(Scores ?s ?q ?k (And ?band ?m))", |m| {
+            let band = m.facts(m.id("?band")).band?;
+            let mask = m.id("?m");
+            seen_in(m, band, Some(mask))
+        }),
+        rule("band-as-mask", "(Scores ?s ?q ?k ?band)", |m| {
+            let band = m.facts(m.id("?band")).band?;
+            seen_in(m, band, None)
+        }),
+        rule("softmax", "(Softmax ?a (Scores ?s ?q ?k))", |m| softmax(m, None)),
+        rule("softmax-of-masked", "(Softmax ?a (Scores ?s ?q ?k ?m))", |m| softmax(m, Some("?m"))),
+        rule("cast-of-weights", "(Cast ?to (Weights ?s ?q ?k))", |m| cast(m, inner::weights, None)),
+        rule("cast-of-masked-weights", "(Cast ?to (Weights ?s ?q ?k ?m))", |m| cast(m, inner::weights, Some("?m"))),
+        rule("guard", "(Where (IsNaN (Weights ?s ?q ?k)) ?zero (Weights ?s ?q ?k))", |m| guard(m, None)),
+        rule("guard-of-masked", "(Where (IsNaN (Weights ?s ?q ?k ?m)) ?zero (Weights ?s ?q ?k ?m))", |m| {
+            guard(m, Some("?m"))
+        }),
+        rule("attention", "(Einsum ?e (Weights ?s ?q ?k) ?v)", |m| attention(m, None)),
+        rule("masked-attention", "(Einsum ?e (Weights ?s ?q ?k ?m) ?v)", |m| attention(m, Some("?m"))),
+        rule("grouped", "(Attention ?a ?q (Repeat ?r ?k) (Repeat ?r ?v))", |m| grouped(m, None)),
+        rule("masked-grouped", "(Attention ?a ?q (Repeat ?r ?k) (Repeat ?r ?v) ?m)", |m| grouped(m, Some("?m"))),
+        rule("rows-first", "(Attention ?a (Transpose ?p ?q) (Transpose ?p ?k) (Transpose ?p ?v))", |m| {
+            rows_first(m, None)
+        }),
+        rule("masked-rows-first", "(Attention ?a (Transpose ?p ?q) (Transpose ?p ?k) (Transpose ?p ?v) ?m)", |m| {
+            rows_first(m, Some("?m"))
+        }),
+    ]
+}
+
+/// The settings in `?s`, and the element type of the scores or weights.
+fn settings(m: &Match<'_>) -> Option<(Attention, DType)> {
+    let op = m.op("?s")?;
+    Some((Attention::of(&op), op.get_dtype("to")?))
+}
+
+/// `bhsk,bhtk->bhst`, the operands in any order of their dims.
+fn scores(m: &mut Match<'_>) -> Option<Id> {
+    let e = equation(&m.op("?e")?).ok()?;
+    let r = e.roles();
+    let ([b, h], [s], [t], [k]) = (&r.batch[..], &r.m[..], &r.n[..], &r.k[..]) else { return None };
+    if e.z != [*b, *h, *s, *t] {
+        return None;
+    }
+    let place = |term: &[u8], letters: [u8; 4]| -> Option<Vec<usize>> {
+        letters.iter().map(|l| term.iter().position(|x| x == l)).collect()
+    };
+    let (q_perm, k_perm) = (place(&e.x, [*b, *h, *s, *k])?, place(&e.y, [*b, *h, *t, *k])?);
+    let (q, k) = (m.id("?q"), m.id("?k"));
+    let dtype = m.ty(q)?.dtype;
+    let (q, k) = (m.transpose(q, &q_perm)?, m.transpose(k, &k_perm)?);
+    let op = inner::scores(&Attention { scale: 1.0, ..Attention::default() }, dtype);
+    m.add(&op, &[q, k])
+}
+
+/// Scores of `?q` and `?k` with other settings or another mask, which is made fit.
+fn add_scores(m: &mut Match<'_>, settings: Attention, to: DType, mask: Option<Id>) -> Option<Id> {
+    let mut args = vec![m.id("?q"), m.id("?k")];
+    if let Some(mask) = mask {
+        args.push(fitting(m, args[0], mask)?);
+    }
+    m.add(&inner::scores(&settings, to), &args)
+}
+
+/// A mask of 4 dims, of truth values or of the element type of `q`.
+fn fitting(m: &mut Match<'_>, q: Id, mask: Id) -> Option<Id> {
+    let (q, ty) = (m.ty(q)?, m.ty(mask)?);
+    let missing = 4usize.checked_sub(ty.rank())?;
+    let dims: Vec<usize> = std::iter::repeat_n(1, missing).chain(ty.dims).collect();
+    let mask = m.reshape(mask, &dims)?;
+    if ty.dtype == DType::Bool || ty.dtype == q.dtype {
+        return Some(mask);
+    }
+    let cast = Op::new(crate::ops::find("Cast")?).dtype("to", q.dtype);
+    m.add(&cast, &[mask])
+}
+
+/// Scores of which only those `seen` count: others are, or have added, `low`.
+fn hide(m: &mut Match<'_>, seen: Id, low: f64, mask: Option<Id>) -> Option<Id> {
+    let (settings, to) = settings(m)?;
+    if low > HIDES {
+        return None;
+    }
+    let settings = Attention { uniform: low.is_finite(), ..settings };
+    let mask = match mask {
+        None => seen,
+        Some(mask) if m.ty(mask)?.dtype == DType::Bool => m.apply("And", &[mask, seen])?,
+        Some(bias) => {
+            // A band needs no mask of its own; any other becomes part of the bias.
+            if let Some(settings) = m.facts(seen).band.and_then(|b| within(settings, b)) {
+                return add_scores(m, settings, to, Some(bias));
+            }
+            let dtype = m.ty(bias)?.dtype;
+            let low = m.scalar(dtype, low);
+            m.apply("Where", &[seen, bias, low])?
+        }
+    };
+    add_scores(m, settings, to, Some(mask))
+}
+
+/// Settings that see a band; none where a causal mask with offset and window cannot say it.
+fn within(settings: Attention, band: Band) -> Option<Attention> {
+    if band == Band::ALL {
+        return Some(settings);
+    }
+    if settings.causal || band.high < 0 || band.high == i64::MAX {
+        return None;
+    }
+    let window = if band.low == i64::MIN { 0 } else { usize::try_from(band.high - band.low + 1).ok()? };
+    Some(Attention { causal: true, offset: band.high as usize, window, ..settings })
+}
+
+fn seen_in(m: &mut Match<'_>, band: Band, mask: Option<Id>) -> Option<Id> {
+    let (settings, to) = settings(m)?;
+    let settings = within(settings, band)?;
+    add_scores(m, settings, to, mask)
+}
+
+/// `?q`, `?k` and the mask.
+fn operands(m: &Match<'_>, mask: Option<&str>) -> Vec<Id> {
+    ["?q", "?k"].into_iter().chain(mask).map(|v| m.id(v)).collect()
+}
+
+fn cast(m: &mut Match<'_>, op: fn(&Attention, DType) -> Op, mask: Option<&str>) -> Option<Id> {
+    let (settings, _) = settings(m)?;
+    let to = m.op("?to")?.get_dtype("to").filter(|to| to.is_float())?;
+    m.add(&op(&settings, to), &operands(m, mask))
+}
+
+fn softmax(m: &mut Match<'_>, mask: Option<&str>) -> Option<Id> {
+    let (settings, to) = settings(m)?;
+    if m.op("?a")?.get_int("axis") != 3 {
+        return None;
+    }
+    m.add(&inner::weights(&settings, to), &operands(m, mask))
+}
+
+fn guard(m: &mut Match<'_>, mask: Option<&str>) -> Option<Id> {
+    let (settings, to) = settings(m)?;
+    m.is("?zero", 0.0)?;
+    m.add(&inner::weights(&settings, to), &operands(m, mask))
+}
+
+/// `bhst,bhte->bhse`, values and result in any order of their dims.
+fn attention(m: &mut Match<'_>, mask: Option<&str>) -> Option<Id> {
+    let e = equation(&m.op("?e")?).ok()?;
+    let [b, h, s, t] = e.x[..] else { return None };
+    let r = e.roles();
+    let (n, k) = (&r.n[..], &r.k[..]);
+    let &[size] = n else { return None };
+    if k != [t] || !r.batch.contains(&b) || !r.batch.contains(&h) || r.m != [s] {
+        return None;
+    }
+    let (settings, to) = settings(m)?;
+    let (q, v) = (m.id("?q"), m.id("?v"));
+    let dtype = m.ty(v)?.dtype;
+    if to != dtype || m.ty(q)?.dtype != dtype {
+        return None;
+    }
+    let v_perm: Vec<usize> =
+        [b, h, t, size].iter().map(|l| e.y.iter().position(|x| x == l)).collect::<Option<_>>()?;
+    let out_perm: Vec<usize> = e.z.iter().map(|l| [b, h, s, size].iter().position(|x| x == l)).collect::<Option<_>>()?;
+    let v = m.transpose(v, &v_perm)?;
+    let mut args = operands(m, mask);
+    args.insert(2, v);
+    let out = m.add(&settings.op(&ATTENTION), &args)?;
+    m.transpose(out, &out_perm)
+}
+
+/// `?q`, `?k`, `?v` and the mask.
+fn all_operands(m: &Match<'_>, mask: Option<&str>) -> Vec<Id> {
+    ["?q", "?k", "?v"].into_iter().chain(mask).map(|v| m.id(v)).collect()
+}
+
+/// Repeated heads of keys and values are grouped queries.
+fn grouped(m: &mut Match<'_>, mask: Option<&str>) -> Option<Id> {
+    let a = m.op("?a")?;
+    if m.op("?r")?.get_int("dim") as usize != 1 || Attention::of(&a).layout != Layout::Bhsd {
+        return None;
+    }
+    m.add(&a, &all_operands(m, mask))
+}
+
+fn rows_first(m: &mut Match<'_>, mask: Option<&str>) -> Option<Id> {
+    let a = Attention::of(&m.op("?a")?);
+    let swap = [0, 2, 1, 3];
+    if m.perm("?p")? != swap || a.layout != Layout::Bhsd {
+        return None;
+    }
+    let op = Attention { layout: Layout::Bshd, ..a }.op(&ATTENTION);
+    let out = m.add(&op, &all_operands(m, mask))?;
+    m.transpose(out, &swap)
+}

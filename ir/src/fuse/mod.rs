@@ -47,8 +47,9 @@ pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
     let spread = region::spread(graph, &ranges);
     let uses = graph.uses();
     let mut kept = vec![false; graph.values.len()];
-    for v in crate::rewrite::roots(graph) {
-        kept[v.index()] = true;
+    crate::rewrite::roots(graph).for_each(|v| kept[v.index()] = true);
+    for v in graph.value_ids().filter(|&v| region::is_known(graph, &spread, v)) {
+        keep(graph, &mut kept, v, DEPTH);
     }
     let live = crate::rewrite::live(graph);
     let rules = rules::all();
@@ -77,6 +78,14 @@ pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
         recipe.apply(&mut rebuild, &region)?;
     }
     rebuild.finish(|_, _, v| Ok(v))
+}
+
+/// Marks a value, and what rules may see it made of.
+fn keep(graph: &Graph, kept: &mut [bool], v: ValueId, depth: usize) {
+    kept[v.index()] = true;
+    if let (Some(n), true) = (graph.producer(v), depth > 0) {
+        graph.node(n).inputs.iter().for_each(|&v| keep(graph, kept, v, depth - 1));
+    }
 }
 
 /// What an operand of a step is.

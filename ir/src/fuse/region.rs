@@ -81,6 +81,11 @@ pub(super) struct Region {
     pub outside: Vec<ValueId>,
 }
 
+/// Whether rules may look into a value from outside.
+pub(super) fn is_known(graph: &Graph, spread: &[u8], v: ValueId) -> bool {
+    matches!(graph.value(v).def, Def::Node(..)) && spread[v.index()] > 2
+}
+
 /// Per value, in how many regions it is read or made, counted up to 3.
 pub(super) fn spread(graph: &Graph, regions: &[Range<usize>]) -> Vec<u8> {
     let mut spread = vec![0u8; graph.values.len()];
@@ -117,7 +122,7 @@ impl Region {
         }
         let known = |&v: &ValueId| match graph.value(v).def {
             Def::Const(_) => Outside::Known(v),
-            Def::Node(..) if spread[v.index()] > 2 => Outside::Known(v),
+            _ if is_known(graph, spread, v) => Outside::Known(v),
             _ => Outside::Anonymous(graph.ty(v).clone()),
         };
         let key = Key { nodes, outside: outside.iter().map(known).collect() };

@@ -43,11 +43,11 @@ const DEPTH: usize = 8;
 /// # Errors
 /// None for a graph that keeps its invariants.
 pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
-    let ranges = region::regions(graph);
-    let spread = region::spread(graph, &ranges);
     let uses = graph.uses();
     let mut kept = vec![false; graph.values.len()];
     crate::rewrite::roots(graph).for_each(|v| kept[v.index()] = true);
+    let ranges = region::regions(graph, |v| kept[v.index()] || !uses[v.index()].is_empty());
+    let spread = region::spread(graph, &ranges);
     for v in graph.value_ids().filter(|&v| region::is_known(graph, &spread, v)) {
         keep(graph, &mut kept, v, DEPTH);
     }
@@ -66,7 +66,9 @@ pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
             continue;
         };
         at = range.end;
-        let escapes = |v: ValueId| kept[v.index()] || uses[v.index()].iter().any(|n| live[n.index()] && !range.contains(&n.index()));
+        let escapes = |v: ValueId| {
+            kept[v.index()] || uses[v.index()].iter().any(|n| live[n.index()] && !range.contains(&n.index()))
+        };
         let region = Region::of(graph, &range, &spread, escapes);
         let recipe = match known.get(&region.key) {
             Some(recipe) => recipe,
@@ -118,7 +120,10 @@ impl Recipe {
         for (op, args, origin) in &self.steps {
             let args: Vec<ValueId> = args.iter().map(|a| resolve(rebuild, &steps, a)).collect();
             let node = NodeId((region.start + origin) as u32);
-            steps.push(rebuild.like(node, |b: &mut Builder| -> Result<ValueId, OpError> { Ok(b.emit(op.clone(), &args)?[0]) })?);
+            steps.push(
+                rebuild
+                    .like(node, |b: &mut Builder| -> Result<ValueId, OpError> { Ok(b.emit(op.clone(), &args)?[0]) })?,
+            );
         }
         for (node, arg) in &self.results {
             let new = resolve(rebuild, &steps, arg);
@@ -225,7 +230,6 @@ fn look_into(
             let id = leaf(classes, leaves, term, Arg::Value(v));
             if let Def::Node(n, 0) = def
                 && depth > 0
-                && graph.node(*n).outputs.len() == 1
             {
                 let n = graph.node(*n);
                 let args: Vec<Id> =

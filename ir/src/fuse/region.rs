@@ -1,12 +1,14 @@
 //! Stretches of a graph that are rewritten one at a time, and what makes two of them the same.
 //!
 //! A region is a range of forward nodes: a block of a run ([`crate::blocks`]), or what lies between, cut where it is long and
-//! around nodes with several results. Values from outside are anonymous, so that equal blocks give equal keys, except
-//! those that several regions read, like masks: what they are made of is part of the key, and rules may look into it.
+//! around nodes of which more than the first result is used. Values from outside are anonymous, so that equal blocks give
+//! equal keys, except masks and those that several regions read: what they are made of is part of the key, and rules may
+//! look into it.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::DType;
 use crate::blocks;
 use crate::graph::{Def, Graph, NodeId, Section, ValueId};
 use crate::op::Op;
@@ -15,29 +17,32 @@ use crate::tensor::Type;
 /// Longer stretches are cut.
 const LONGEST: usize = 320;
 
-/// The regions of the forward nodes, in order.
-pub(super) fn regions(graph: &Graph) -> Vec<Range<usize>> {
+/// The regions of the forward nodes, in order; `used` tells which values something reads.
+pub(super) fn regions(graph: &Graph, used: impl Fn(ValueId) -> bool) -> Vec<Range<usize>> {
+    let several = |n: usize| graph.nodes[n].outputs[1..].iter().any(|&v| used(v));
     let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
     let mut found = Vec::new();
     let mut at = 0;
-    for run in blocks::runs(graph) {
-        cut(graph, at..run.start, &mut found);
+    // A short graph is one region, so that no form lies across a border.
+    let runs = if forward <= LONGEST { Vec::new() } else { blocks::runs(graph) };
+    for run in runs {
+        cut(&several, at..run.start, &mut found);
         for block in 0..run.count {
             let start = run.start + block * run.period;
-            cut(graph, start..start + run.period, &mut found);
+            cut(&several, start..start + run.period, &mut found);
         }
         at = run.end();
     }
-    cut(graph, at..forward, &mut found);
+    cut(&several, at..forward, &mut found);
     found
 }
 
 /// Cuts a range around nodes with several results, and where it is long.
-fn cut(graph: &Graph, range: Range<usize>, found: &mut Vec<Range<usize>>) {
+fn cut(several: &impl Fn(usize) -> bool, range: Range<usize>, found: &mut Vec<Range<usize>>) {
     let end = range.end;
     let mut start = range.start;
     for at in range {
-        let several = graph.nodes[at].outputs.len() != 1;
+        let several = several(at);
         if several || at - start == LONGEST {
             found.push(start..at);
             start = at + usize::from(several);
@@ -83,7 +88,10 @@ pub(super) struct Region {
 
 /// Whether rules may look into a value from outside.
 pub(super) fn is_known(graph: &Graph, spread: &[u8], v: ValueId) -> bool {
-    matches!(graph.value(v).def, Def::Node(..)) && spread[v.index()] > 2
+    // A mask has no size of its own along the heads.
+    let ty = graph.ty(v);
+    let mask = ty.dtype == DType::Bool || (ty.rank() == 4 && ty.dims[1] == 1);
+    matches!(graph.value(v).def, Def::Node(..)) && (spread[v.index()] > 2 || mask)
 }
 
 /// Per value, in how many regions it is read or made, counted up to 3.

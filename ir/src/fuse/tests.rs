@@ -79,8 +79,7 @@ fn run(graph: &Graph) -> Tensor {
             }
         })
         .collect();
-    let states: Vec<Arc<Tensor>> =
-        graph.states.iter().map(|s| Arc::new(random(&graph.ty(s.read).dims, 3))).collect();
+    let states: Vec<Arc<Tensor>> = graph.states.iter().map(|s| Arc::new(random(&graph.ty(s.read).dims, 3))).collect();
     interp::run(graph, &inputs, &states).expect("runs").outputs.swap_remove(0)
 }
 
@@ -290,7 +289,10 @@ fn attentions() {
         let fused = attention(hide, low, guarded, groups);
         let want = format!("Attention{{scale=0.36000001430511475, {settings}=\"bshd\"}}");
         let rest = fused.replace(&want, "");
-        assert!(fused.contains(&want) && rest.trim_start_matches("Reshape{dims=[1,4,6,6]}").trim().is_empty(), "{hide:?}: {fused}");
+        assert!(
+            fused.contains(&want) && rest.trim_start_matches("Reshape{dims=[1,4,6,6]}").trim().is_empty(),
+            "{hide:?}: {fused}"
+        );
     }
 }
 

@@ -221,9 +221,8 @@ fn rule<'a>(op: &Op, i: &'a [Type], o: &'a [Type], ins: &Sides<'_>, outs: &Sides
     let ([b, h, s, _], [_, hk, ..]) = (layout.sizes(&i[0].dims), layout.sizes(&i[1].dims));
     // With one key head for all, every rank has it, and query heads split alone.
     let grouped = hk > 1;
-    let pairs = |d: usize, size: usize, keys: bool| {
-        (ins.at(i, layout, d, size, keys), outs.at(o, layout, d, size, keys))
-    };
+    let pairs =
+        |d: usize, size: usize, keys: bool| (ins.at(i, layout, d, size, keys), outs.at(o, layout, d, size, keys));
     let (batch, heads, rows) = (pairs(0, b, true), pairs(1, h, grouped), pairs(2, s, false));
     RuleBuilder::new(i, o)
         .factor("b", b, &batch.0, &batch.1)
@@ -333,7 +332,12 @@ fn samples() -> Vec<Sample> {
         case(plain, [2, 2, 4, 2], [2, 6, 2], Some(SampleInput::bool([2, 1, 1, 6]))),
         case(rows_first, [2, 6, 4, 4], [2, 4, 2], None),
         case(Attention { uniform: true, ..rows_first }, [2, 4, 6, 4], [2, 6, 4], Some(SampleInput::bool([2, 1, 6, 6]))),
-        case(Attention { uniform: true, causal: false, ..rows_first }, [2, 2, 4, 2], [2, 2, 2], Some(SampleInput::bool([2, 1, 1, 2]))),
+        case(
+            Attention { uniform: true, causal: false, ..rows_first },
+            [2, 2, 4, 2],
+            [2, 2, 2],
+            Some(SampleInput::bool([2, 1, 1, 2])),
+        ),
     ]
 }
 

@@ -14,8 +14,20 @@ use crate::op::Op;
 use crate::ops::attention::{ATTENTION, Attention, Layout};
 use crate::ops::einsum::equation;
 
+/// The same of f16, whose least number is -65504.
+const HIDES_F16: f64 = -6e4;
+
 pub(super) fn rules() -> Vec<Rule> {
     vec![
+        rule("hidden-times-low", "(Mul (Cast ?t ?hidden) ?low)", |m| {
+            let hidden = m.id("?hidden");
+            by_number(m, hidden, true)
+        }),
+        rule("unseen-times-low", "(Mul (Sub ?one (Cast ?t ?seen)) ?low)", |m| {
+            m.is("?one", 1.0)?;
+            let seen = m.id("?seen");
+            by_number(m, seen, false)
+        }),
         rule("scores", "(Einsum ?e ?q ?k)", scores),
         rule("scale-of-scores", "(Mul (Scores ?s ?q ?k) ?c)", |m| {
             let c = m.number("?c")?;
@@ -96,6 +108,21 @@ pub(super) fn rules() -> Vec<Rule> {
         }),
         rule("attention", "(Einsum ?e (Weights ?s ?q ?k) ?v)", |m| attention(m, None)),
         rule("masked-attention", "(Einsum ?e (Weights ?s ?q ?k ?m) ?v)", |m| attention(m, Some("?m"))),
+        rule("attention-in-band", "(Attention ?a ?q ?k ?v ?band)", |m| {
+            let band = m.facts(m.id("?band")).band?;
+            seen_by_attention(m, band, None)
+        }),
+        rule("attention-in-band-and-mask", "(Attention ?a ?q ?k ?v (And ?band ?m))", |m| {
+            let band = m.facts(m.id("?band")).band?;
+            seen_by_attention(m, band, Some("?m"))
+        }),
+        rule("attention-hiding", "(Attention ?a ?q ?k ?v (Where ?m ?zero ?low))", |m| {
+            m.is("?zero", 0.0)?;
+            let low = m.number("?low").filter(|low| *low <= HIDES)?;
+            let a = Attention::of(&m.op("?a")?);
+            let op = Attention { uniform: low.is_finite(), ..a }.op(&ATTENTION);
+            m.add(&op, &all_operands(m, Some("?m")))
+        }),
         rule("grouped", "(Attention ?a ?q (Repeat ?r ?k) (Repeat ?r ?v))", |m| grouped(m, None)),
         rule("masked-grouped", "(Attention ?a ?q (Repeat ?r ?k) (Repeat ?r ?v) ?m)", |m| grouped(m, Some("?m"))),
         rule("rows-first", "(Attention ?a (Transpose ?p ?q) (Transpose ?p ?k) (Transpose ?p ?v))", |m| {
@@ -105,6 +132,17 @@ pub(super) fn rules() -> Vec<Rule> {
             rows_first(m, Some("?m"))
         }),
     ]
+}
+
+/// `?low` where a mask is `at`, 0 elsewhere.
+fn by_number(m: &mut Match<'_>, mask: Id, at: bool) -> Option<Id> {
+    let low = m.number("?low").filter(|low| low.is_finite() && *low <= HIDES_F16)?;
+    if m.ty(mask)?.dtype != DType::Bool {
+        return None;
+    }
+    let dtype = m.op("?t")?.get_dtype("to")?;
+    let (low, zero) = (m.scalar(dtype, low), m.scalar(dtype, 0.0));
+    m.apply("Where", &if at { [mask, low, zero] } else { [mask, zero, low] })
 }
 
 /// The settings in `?s`, and the element type of the scores or weights.
@@ -157,7 +195,8 @@ fn fitting(m: &mut Match<'_>, q: Id, mask: Id) -> Option<Id> {
 /// Scores of which only those `seen` count: others are, or have added, `low`.
 fn hide(m: &mut Match<'_>, seen: Id, low: f64, mask: Option<Id>) -> Option<Id> {
     let (settings, to) = settings(m)?;
-    if low > HIDES {
+    let enough = if m.ty(m.id("?q"))?.dtype == DType::F16 { HIDES_F16 } else { HIDES };
+    if low > enough {
         return None;
     }
     let settings = Attention { uniform: low.is_finite(), ..settings };
@@ -236,9 +275,9 @@ fn attention(m: &mut Match<'_>, mask: Option<&str>) -> Option<Id> {
     if to != dtype || m.ty(q)?.dtype != dtype {
         return None;
     }
-    let v_perm: Vec<usize> =
-        [b, h, t, size].iter().map(|l| e.y.iter().position(|x| x == l)).collect::<Option<_>>()?;
-    let out_perm: Vec<usize> = e.z.iter().map(|l| [b, h, s, size].iter().position(|x| x == l)).collect::<Option<_>>()?;
+    let v_perm: Vec<usize> = [b, h, t, size].iter().map(|l| e.y.iter().position(|x| x == l)).collect::<Option<_>>()?;
+    let out_perm: Vec<usize> =
+        e.z.iter().map(|l| [b, h, s, size].iter().position(|x| x == l)).collect::<Option<_>>()?;
     let v = m.transpose(v, &v_perm)?;
     let mut args = operands(m, mask);
     args.insert(2, v);
@@ -249,6 +288,11 @@ fn attention(m: &mut Match<'_>, mask: Option<&str>) -> Option<Id> {
 /// `?q`, `?k`, `?v` and the mask.
 fn all_operands(m: &Match<'_>, mask: Option<&str>) -> Vec<Id> {
     ["?q", "?k", "?v"].into_iter().chain(mask).map(|v| m.id(v)).collect()
+}
+
+fn seen_by_attention(m: &mut Match<'_>, band: Band, mask: Option<&str>) -> Option<Id> {
+    let a = within(Attention::of(&m.op("?a")?), band)?;
+    m.add(&a.op(&ATTENTION), &all_operands(m, mask))
 }
 
 /// Repeated heads of keys and values are grouped queries.

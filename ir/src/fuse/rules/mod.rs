@@ -12,15 +12,8 @@ use super::rule::Rule;
 
 /// Every rule.
 pub(super) fn all() -> Vec<Rule> {
-    [
-        arithmetic::rules(),
-        layout::rules(),
-        activation::rules(),
-        norm::rules(),
-        rotary::rules(),
-        attention::rules(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    [arithmetic::rules(), layout::rules(), activation::rules(), norm::rules(), rotary::rules(), attention::rules()]
+        .into_iter()
+        .flatten()
+        .collect()
 }

@@ -306,7 +306,8 @@ fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], [dq, dk, dv]: [&mut [T];
             }
             back.iter_mut().for_each(|b| *b *= scale);
         }
-        let (from_k, from_q) = ((&k[k_rows.at(keys.start)..], [k_rows.by, 1]), (&q[q_rows.at(rows.start)..], [q_rows.by, 1]));
+        let (from_k, from_q) =
+            ((&k[k_rows.at(keys.start)..], [k_rows.by, 1]), (&q[q_rows.at(rows.start)..], [q_rows.by, 1]));
         multiply([m, z.d, n], (&mut dq[q_rows.at(rows.start)..], [q_rows.by, 1]), false, (back, [n, 1]), from_k);
         multiply([n, z.d, m], (&mut dk[k_rows.at(keys.start)..], [k_rows.by, 1]), true, (back, [1, n]), from_q);
     }

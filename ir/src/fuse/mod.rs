@@ -47,8 +47,7 @@ pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
     let mut kept = vec![false; graph.values.len()];
     crate::rewrite::roots(graph).for_each(|v| kept[v.index()] = true);
     let ranges = region::regions(graph, |v| kept[v.index()] || !uses[v.index()].is_empty());
-    let spread = region::spread(graph, &ranges);
-    for v in graph.value_ids().filter(|&v| region::is_known(graph, &spread, v)) {
+    for v in graph.value_ids().filter(|&v| region::is_known(graph, v)) {
         keep(graph, &mut kept, v, DEPTH);
     }
     let live = crate::rewrite::live(graph);
@@ -69,7 +68,7 @@ pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
         let escapes = |v: ValueId| {
             kept[v.index()] || uses[v.index()].iter().any(|n| live[n.index()] && !range.contains(&n.index()))
         };
-        let region = Region::of(graph, &range, &spread, escapes);
+        let region = Region::of(graph, &range, escapes);
         let recipe = match known.get(&region.key) {
             Some(recipe) => recipe,
             None => {
@@ -136,7 +135,7 @@ impl Recipe {
 /// Saturates a region and takes the cheapest terms.
 fn solve(graph: &Graph, key: &Key, rules: &[rule::Rule]) -> Recipe {
     let mut classes = Classes::new(Known::default());
-    let mut context: BTreeMap<ValueId, Id> = BTreeMap::new();
+    let mut context: BTreeMap<ValueId, (Id, usize)> = BTreeMap::new();
     let mut leaves: HashMap<u32, Arg> = HashMap::new();
     let outside: Vec<Id> = (key.outside.iter().enumerate())
         .map(|(i, o)| match o {
@@ -207,41 +206,39 @@ fn leaf(classes: &mut Classes, leaves: &mut HashMap<u32, Arg>, term: Term, arg: 
     classes.add(term)
 }
 
-/// A known value as a leaf, equal to the operators that make it.
+/// A known value as a leaf, equal to the operators that make it; `context` holds those done, and how deep.
 fn look_into(
     graph: &Graph,
     classes: &mut Classes,
-    context: &mut BTreeMap<ValueId, Id>,
+    context: &mut BTreeMap<ValueId, (Id, usize)>,
     leaves: &mut HashMap<u32, Arg>,
     v: ValueId,
     depth: usize,
 ) -> Id {
-    if let Some(&id) = context.get(&v) {
-        return id;
-    }
     let ty = graph.ty(v).clone();
-    let id = match &graph.value(v).def {
-        Def::Const(t) => {
+    let id = match (context.get(&v), graph.constant(v)) {
+        (Some(&(id, done)), _) if done >= depth => return id,
+        (Some(&(id, _)), _) => id,
+        (None, Some(t)) => {
             let term = classes.analysis.leaf(ty, Some(t.clone()));
             leaf(classes, leaves, term, Arg::Constant(t.clone()))
         }
-        def => {
+        (None, None) => {
             let term = classes.analysis.leaf(ty, None);
-            let id = leaf(classes, leaves, term, Arg::Value(v));
-            if let Def::Node(n, 0) = def
-                && depth > 0
-            {
-                let n = graph.node(*n);
-                let args: Vec<Id> =
-                    n.inputs.iter().map(|&v| look_into(graph, classes, context, leaves, v, depth - 1)).collect();
-                if let Some(made) = add(classes, &n.op, &args) {
-                    classes.union(id, made);
-                }
-            }
-            id
+            leaf(classes, leaves, term, Arg::Value(v))
         }
     };
-    context.insert(v, id);
+    context.insert(v, (id, depth));
+    if let Def::Node(n, 0) = graph.value(v).def
+        && depth > 0
+    {
+        let n = graph.node(n);
+        let args: Vec<Id> =
+            n.inputs.iter().map(|&v| look_into(graph, classes, context, leaves, v, depth - 1)).collect();
+        if let Some(made) = add(classes, &n.op, &args) {
+            classes.union(id, made);
+        }
+    }
     id
 }
 

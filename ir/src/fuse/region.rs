@@ -2,8 +2,7 @@
 //!
 //! A region is a range of forward nodes: a block of a run ([`crate::blocks`]), or what lies between, cut where it is long and
 //! around nodes of which more than the first result is used. Values from outside are anonymous, so that equal blocks give
-//! equal keys, except masks and those that several regions read: what they are made of is part of the key, and rules may
-//! look into it.
+//! equal keys, except masks: what they are made of is part of the key, and rules may look into it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -66,7 +65,7 @@ pub(super) enum Source {
 pub(super) enum Outside {
     /// Only its type.
     Anonymous(Type),
-    /// The value itself: a constant, or one that several regions read.
+    /// The value itself: a constant or a mask.
     Known(ValueId),
 }
 
@@ -87,33 +86,16 @@ pub(super) struct Region {
 }
 
 /// Whether rules may look into a value from outside.
-pub(super) fn is_known(graph: &Graph, spread: &[u8], v: ValueId) -> bool {
+pub(super) fn is_known(graph: &Graph, v: ValueId) -> bool {
     // A mask has no size of its own along the heads.
     let ty = graph.ty(v);
     let mask = ty.dtype == DType::Bool || (ty.rank() == 4 && ty.dims[1] == 1);
-    matches!(graph.value(v).def, Def::Node(..)) && (spread[v.index()] > 2 || mask)
-}
-
-/// Per value, in how many regions it is read or made, counted up to 3.
-pub(super) fn spread(graph: &Graph, regions: &[Range<usize>]) -> Vec<u8> {
-    let mut spread = vec![0u8; graph.values.len()];
-    let mut last = vec![usize::MAX; graph.values.len()];
-    for (r, range) in regions.iter().enumerate() {
-        for n in &graph.nodes[range.clone()] {
-            for v in n.inputs.iter().chain(&n.outputs).map(|v| v.index()) {
-                if last[v] != r {
-                    last[v] = r;
-                    spread[v] = (spread[v] + 1).min(3);
-                }
-            }
-        }
-    }
-    spread
+    matches!(graph.value(v).def, Def::Node(..)) && mask
 }
 
 impl Region {
-    /// Describes a range. `used` tells which values are used by other nodes or outputs than those of the range.
-    pub fn of(graph: &Graph, range: &Range<usize>, spread: &[u8], escapes: impl Fn(ValueId) -> bool) -> Region {
+    /// Describes a range. `escapes` tells which values are used by other nodes or outputs than those of the range.
+    pub fn of(graph: &Graph, range: &Range<usize>, escapes: impl Fn(ValueId) -> bool) -> Region {
         let mut index: HashMap<ValueId, usize> = HashMap::new();
         let mut outside: Vec<ValueId> = Vec::new();
         let mut nodes = Vec::with_capacity(range.len());
@@ -130,7 +112,7 @@ impl Region {
         }
         let known = |&v: &ValueId| match graph.value(v).def {
             Def::Const(_) => Outside::Known(v),
-            _ if is_known(graph, spread, v) => Outside::Known(v),
+            _ if is_known(graph, v) => Outside::Known(v),
             _ => Outside::Anonymous(graph.ty(v).clone()),
         };
         let key = Key { nodes, outside: outside.iter().map(known).collect() };

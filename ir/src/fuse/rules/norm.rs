@@ -22,18 +22,18 @@ pub(super) fn rules() -> Vec<Rule> {
             }
             m.add(&layer_norm(&rms)?, &[x, w])
         }),
-        rule("rms-norm-scale", "(Mul (RmsNorm ?a ?x ?one) ?w)", |m| scale(m)),
-        rule("layer-norm-scale", "(Mul (LayerNorm ?a ?x ?one) ?w)", |m| scale(m)),
+        rule("rms-norm-scale", "(Mul (RmsNorm ?a ?x ?one) ?w)", scale),
+        rule("layer-norm-scale", "(Mul (LayerNorm ?a ?x ?one) ?w)", scale),
         rule("layer-norm-bias", "(Add (LayerNorm ?a ?x ?w) ?b)", |m| {
             let (x, w, b) = (m.id("?x"), m.id("?w"), m.id("?b"));
             (m.ty(w)? == m.ty(b)?).then_some(())?;
             let op = m.op("?a")?;
             m.add(&op, &[x, w, b])
         }),
-        rule("cast-rms-norm", "(Cast ?to (RmsNorm ?a (Cast ?wide ?x) ?one))", |m| narrow(m)),
-        rule("cast-layer-norm", "(Cast ?to (LayerNorm ?a (Cast ?wide ?x) ?one))", |m| narrow(m)),
-        rule("cast-scaled-rms-norm", "(Cast ?to (RmsNorm ?a (Cast ?wide ?x) (Cast ?wide ?w)))", |m| narrow_all(m)),
-        rule("cast-scaled-layer-norm", "(Cast ?to (LayerNorm ?a (Cast ?wide ?x) (Cast ?wide ?w)))", |m| narrow_all(m)),
+        rule("cast-rms-norm", "(Cast ?to (RmsNorm ?a (Cast ?wide ?x) ?one))", narrow),
+        rule("cast-layer-norm", "(Cast ?to (LayerNorm ?a (Cast ?wide ?x) ?one))", narrow),
+        rule("cast-scaled-rms-norm", "(Cast ?to (RmsNorm ?a (Cast ?wide ?x) (Cast ?wide ?w)))", narrow_all),
+        rule("cast-scaled-layer-norm", "(Cast ?to (LayerNorm ?a (Cast ?wide ?x) (Cast ?wide ?w)))", narrow_all),
         rule(
             "cast-whole-layer-norm",
             "(Cast ?to (LayerNorm ?a (Cast ?wide ?x) (Cast ?wide ?w) (Cast ?wide ?b)))",

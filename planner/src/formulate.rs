@@ -385,16 +385,18 @@ fn source(graph: &Graph, blocks: &Blocks, v: ValueId) -> Option<Source> {
     }
 }
 
-/// Per class and choice, bytes of a node's operands and results on one rank.
+/// Per class and choice, bytes of a node's operands and results on one rank; a view passes nothing on.
 fn passing(graph: &Graph, blocks: &Blocks, space: &Space, mesh: &Mesh) -> Vec<Vec<u64>> {
     let bytes =
         |specs: &[Spec], types: &[Type]| -> u64 { specs.iter().zip(types).map(|(s, t)| local_bytes(s, t, mesh)).sum() };
-    let of = |(members, choices): (&Vec<NodeId>, &Vec<Choice>)| {
+    let views = views::choices(graph, blocks, space, mesh);
+    let of = |((members, choices), views): ((&Vec<NodeId>, &Vec<Choice>), &Vec<bool>)| {
         let n = graph.node(members[0]);
         let (ins, outs) = (graph.input_types(n), graph.output_types(n));
-        choices.iter().map(|c| bytes(&c.inputs, &ins) + bytes(&c.outputs, &outs)).collect()
+        let all = |c: &Choice| bytes(&c.inputs, &ins) + bytes(&c.outputs, &outs);
+        choices.iter().zip(views).map(|(c, view)| if *view { 0 } else { all(c) }).collect()
     };
-    blocks.nodes.iter().zip(&space.choices).map(of).collect()
+    blocks.nodes.iter().zip(&space.choices).zip(&views).map(of).collect()
 }
 
 /// Per section, the readers of a value.

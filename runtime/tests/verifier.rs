@@ -2,11 +2,14 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use autoshard_ir::factor::ReduceKind;
 use autoshard_ir::ops::reshape::RESHAPE;
 use autoshard_ir::{DType, Op, Tensor};
 use autoshard_runtime::program::*;
 use autoshard_runtime::session::{Options, Session};
+use autoshard_runtime::trace::{Observer, Recorder};
 use autoshard_runtime::verify::{Rule, verify};
 use common::*;
 
@@ -337,13 +340,17 @@ fn a_view_is_read_where_its_operand_lies() {
     assert_eq!(job.stages[0].view(&job.stages[0].forward[1]), Some((kept, kept_view)));
     assert!(job.to_string().contains("b3 = view of b1"), "{job}");
     let x = numbers(&f32s(&[8, 16]), 3);
-    let mut session = Session::new(job, &Options { poison: true, ..Options::default() }).unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let observer: Option<Arc<dyn Observer>> = Some(recorder.clone());
+    let mut session = Session::new(job, &Options { poison: true, observer, ..Options::default() }).unwrap();
     let before = session.states().unwrap()["w"].clone();
     let out = session.step(&map([("x", x.clone())])).unwrap();
     assert_eq!((out["y"].bytes(), out["z"].bytes()), (x.bytes(), x.bytes()));
     assert_eq!(out["v"].bytes(), before.bytes());
     let twice: Vec<f32> = before.as_slice::<f32>().iter().map(|x| 2.0 * x).collect();
     assert_eq!(session.states().unwrap()["w"].as_slice::<f32>(), twice);
+    let views: Vec<u64> = recorder.events().iter().filter(|e| e.category == "view").map(|e| e.bytes).collect();
+    assert_eq!(views, [0; 6], "on two ranks, of a value of two micro-batches and of a state");
 }
 
 #[test]

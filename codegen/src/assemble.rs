@@ -1,5 +1,6 @@
 //! From the lists of a stage to a program: buffers get regions and offsets.
 //!
+//! - Buffers that share storage ([`crate::views`]) are placed as one, alive as long as any of them.
 //! - What lasts for ever is `Persistent`, one after the other.
 //! - With one micro-batch per step everything else shares one frame, laid out by lifetime over all four lists: gradients
 //!   move into the memory of activations that are no longer needed.
@@ -10,14 +11,15 @@ use autoshard_runtime::program::{BufferId, Instr, List, Program, Region, Slot};
 
 use crate::layout::{self, Lifetime};
 use crate::partition::{Lasting, Stage};
+use crate::views;
 
-/// First write and last read of every buffer, as instruction numbers of `lists` put one after the other.
-fn lifetimes(stage: &Stage, lists: &[List]) -> Vec<Option<(usize, usize)>> {
+/// First write and last read of every storage, as instruction numbers of `lists` put one after the other.
+fn lifetimes(stage: &Stage, storage: &[BufferId], lists: &[List]) -> Vec<Option<(usize, usize)>> {
     let mut spans: Vec<Option<(usize, usize)>> = vec![None; stage.buffers.len()];
     let instrs = lists.iter().flat_map(|l| &stage.lists[*l as usize]);
     for (at, instr) in instrs.enumerate() {
         for b in instr.reads().into_iter().chain(instr.writes()) {
-            let span = spans[b.0 as usize].get_or_insert((at, at));
+            let span = spans[storage[b.0 as usize].0 as usize].get_or_insert((at, at));
             span.1 = at;
         }
     }
@@ -91,6 +93,7 @@ fn compact(stage: &mut Stage) {
 pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches: usize) -> Program {
     in_place(&mut stage);
     compact(&mut stage);
+    let storage = views::storage(&stage);
     let n = stage.buffers.len();
     let mut regions = vec![Region::Scratch; n];
     let mut offsets = vec![0u64; n];
@@ -122,12 +125,12 @@ pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches:
             placed.total
         };
     let (frame_bytes, scratch_bytes, offsets) = if micro_batches == 1 {
-        let spans = lifetimes(&stage, &List::ALL);
+        let spans = lifetimes(&stage, &storage, &List::ALL);
         let frame = lay(&|_| true, &spans, Region::Frame, &mut offsets);
         (frame, 0, offsets)
     } else {
-        let per_list: Vec<_> = List::ALL.iter().map(|l| lifetimes(&stage, &[*l])).collect();
-        let joint = lifetimes(&stage, &[List::Forward, List::Backward]);
+        let per_list: Vec<_> = List::ALL.iter().map(|l| lifetimes(&stage, &storage, &[*l])).collect();
+        let joint = lifetimes(&stage, &storage, &[List::Forward, List::Backward]);
         let crosses = |i: usize| per_list[1][i].is_some() && per_list[2][i].is_some();
         let in_micro_batch = |i: usize| joint[i].is_some();
         // Scratch of its own for every list, the lists sharing one region.
@@ -157,9 +160,9 @@ pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches:
             (frame, scratch, apart)
         }
     };
-    for (i, b) in stage.buffers.iter_mut().enumerate() {
-        b.region = regions[i];
-        b.offset = offsets[i];
+    for (b, place) in stage.buffers.iter_mut().zip(&storage) {
+        b.region = regions[place.0 as usize];
+        b.offset = offsets[place.0 as usize];
     }
     let [prologue, forward, backward, update] = stage.lists;
     Program {

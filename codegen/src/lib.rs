@@ -1,7 +1,7 @@
 //! Compiles a plan: graph and assignment in, one program per pipeline stage out.
 //!
 //! [`compile`] runs: the specs of every node ([`partition::node_specs`]), what crosses stages ([`transfer`]), the lists of each stage
-//! ([`partition`]), the schedule ([`schedule`]), places in memory ([`layout`], [`assemble`]), and the runtime's verifier.
+//! ([`partition`]), the schedule ([`schedule`]), what shares memory ([`views`]), places in memory ([`layout`], [`assemble`]), and the runtime's verifier.
 
 pub mod assemble;
 pub mod error;
@@ -10,6 +10,7 @@ pub mod memory;
 pub mod partition;
 pub mod schedule;
 pub mod transfer;
+pub mod views;
 
 use autoshard_ir::Graph;
 use autoshard_planner::assignment::{Assignment, StageId};

@@ -47,18 +47,19 @@ fn stage(p: &Program) -> StageMemory {
         .filter_map(|i| if let Instr::Accumulate { output, .. } = i { Some(output.0) } else { None })
         .collect();
     let kinds: std::collections::BTreeMap<u32, StateKind> = p.states.iter().map(|s| (s.buffer.0, s.kind)).collect();
-    for (i, b) in p.buffers.iter().enumerate() {
-        let i = i as u32;
-        if b.region != Region::Persistent {
-            continue;
-        }
-        let slot = match kinds.get(&i) {
+    // Views lie in the same place as what they are views of: a place counts once.
+    let mut places: std::collections::BTreeMap<u64, Vec<u32>> = std::collections::BTreeMap::new();
+    for (i, b) in p.buffers.iter().enumerate().filter(|(_, b)| b.region == Region::Persistent) {
+        places.entry(b.offset).or_default().push(i as u32);
+    }
+    for here in places.values() {
+        let slot = match here.iter().find_map(|i| kinds.get(i)) {
             Some(StateKind::Parameter) => &mut m.parameters,
             Some(StateKind::Optimizer) => &mut m.optimizer,
-            None if sums.contains(&i) => &mut m.gradients,
+            None if here.iter().any(|i| sums.contains(i)) => &mut m.gradients,
             None => &mut m.constants,
         };
-        *slot += size(b);
+        *slot += size(&p.buffers[here[0] as usize]);
     }
     m
 }

@@ -15,6 +15,7 @@ use autoshard_planner::assignment::{Assignment, Schedule, StageId};
 use autoshard_planner::mesh::{AxisName, Mesh};
 use autoshard_planner::spec::Spec;
 use autoshard_planner::strategies;
+use autoshard_runtime::program::List;
 use autoshard_runtime::session::{Options, Session};
 
 /// SplitMix64: reproducible draws.
@@ -46,7 +47,8 @@ impl Draw {
     }
 }
 
-/// A tiny language model with a loss: embedding, two residual blocks with attention by hand, tied head.
+/// A tiny language model with a loss: embedding, two residual blocks with attention by hand, tied head. Reshaped are
+/// activations, parameters, outputs and values that are read on both sides.
 fn model(batch: usize) -> Graph {
     let (s, h, heads, v) = (6, 12, 3, 18);
     let mut b = Builder::new("tiny");
@@ -74,15 +76,22 @@ fn model(batch: usize) -> Graph {
         let mixed = b.einsum("bnst,bntd->bnsd", probs, parts[2]).unwrap();
         let mixed = b.transpose(mixed, &[0, 2, 1, 3]).unwrap();
         let mixed = b.reshape(mixed, &[batch, s, h]).unwrap();
-        let o = w(&mut b, "o", &[h, h]);
+        let o = w(&mut b, "o", &[h * h]);
+        let o = b.reshape(o, &[h, h]).unwrap();
         let y = b.einsum("bsh,hk->bsk", mixed, o).unwrap();
         x = b.add(x, y).unwrap();
         let (up, down) = (w(&mut b, "up", &[h, 24]), w(&mut b, "down", &[24, h]));
         let y = b.einsum("bsh,hf->bsf", x, up).unwrap();
         let y = b.tanh(y).unwrap();
-        let y = b.einsum("bsf,fh->bsh", y, down).unwrap();
+        let y = b.reshape(y, &[batch * s, 24]).unwrap();
+        let y = b.einsum("tf,fh->th", y, down).unwrap();
+        let y = b.reshape(y, &[batch, s, h]).unwrap();
         x = b.add(x, y).unwrap();
     }
+    let flat = b.reshape(x, &[batch, s * h]).unwrap();
+    b.output("flat", flat, Some(0));
+    let first = b.reshape(table, &[v * h]).unwrap();
+    b.output("table before the step", first, None);
     let logits = b.einsum("bsh,vh->bsv", x, table).unwrap();
     b.output("logits", logits, Some(0));
     let (lse, picked) = b.cross_entropy_parts(logits, labels).unwrap();
@@ -217,6 +226,24 @@ fn check(seed: u64, train: bool) {
         let off = distance(&after[&s.name], want);
         assert!(off < 1e-4, "seed {seed}: state {} is off by {off:e}", s.name);
     }
+}
+
+/// Most reshapes are views, whatever is drawn: the others stand before something that changes in place.
+#[test]
+fn reshapes_are_views() {
+    let (mut views, mut copies) = (0, 0);
+    for seed in 1000..1020 {
+        let mut d = Draw(seed);
+        let graph = train_step(&model(4), &TrainOptions::default()).unwrap();
+        let mesh = Mesh::new([(AxisName::Dp, 2), (AxisName::Tp, 2)]);
+        let a = random_assignment(&graph, mesh, 2, 2, &mut d);
+        for p in &compile(&graph, &a).unwrap().stages {
+            for instr in List::ALL.iter().flat_map(|l| p.list(*l)).filter(|i| i.mnemonic() == "Reshape") {
+                *(if p.view(instr).is_some() { &mut views } else { &mut copies }) += 1;
+            }
+        }
+    }
+    assert!(views > 20 * copies && views > 100, "{views} views, {copies} copies");
 }
 
 #[test]

@@ -195,6 +195,12 @@ impl Op {
     pub fn work(&self, inputs: &[Type], outputs: &[Type]) -> Work {
         (self.def.work)(self, inputs, outputs)
     }
+    /// Whether its one result is the bytes of its one operand, of these (local) types: then it needs neither memory nor time.
+    /// Says so by its work, [`Work::FREE`].
+    pub fn is_view(&self, inputs: &[Type], outputs: &[Type]) -> bool {
+        let ([from], [to]) = (inputs, outputs) else { return false };
+        from.bytes() == to.bytes() && self.work(inputs, outputs).family == Family::Free
+    }
 }
 
 /// An entry of the operator table.
@@ -211,7 +217,7 @@ pub struct OpDef {
     pub infer: fn(&Op, &[Type]) -> Result<Vec<Type>, OpError>,
     /// Factor rule, of operand and result types that fit.
     pub factors: fn(&Op, &[Type], &[Type]) -> FactorRule,
-    /// Work, of local operand and result types.
+    /// Work, of local operand and result types; [`Work::FREE`] where the result is the operand's bytes.
     pub work: fn(&Op, &[Type], &[Type]) -> Work,
     /// The operand that the result equals, when the operator does nothing (`Reshape` to the same sizes).
     pub identity: fn(&Op, &[Type], &Type) -> Option<usize>,
@@ -278,7 +284,7 @@ pub enum Family {
     Memory,
     /// Indexed access: embedding lookups and their gradients.
     Gather,
-    /// No work at all on a device: aliases.
+    /// No work at all on a device: the only result is the bytes of the only operand.
     Free,
 }
 

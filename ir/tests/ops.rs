@@ -278,6 +278,11 @@ fn sharded(c: &Case, splits: &[Split]) -> Result<Vec<Vec<f64>>, String> {
             })
             .collect();
         c.op.run(&views, &mut outs).map_err(|e| e.to_string())?;
+        let types = |side: &mut dyn Iterator<Item = &Tensor>| side.map(|t| t.ty().clone()).collect::<Vec<_>>();
+        let (ins, outs) = (types(&mut local.iter().map(|l| &l.0)), types(&mut results.iter()));
+        if c.op.is_view(&ins, &outs) && local[0].0.bytes() != results[0].bytes() {
+            return Err(format!("of {ins:?} it calls itself a view, but its result is not its operand's bytes"));
+        }
         for ((said, t), (ty, (origin, size))) in said.iter_mut().zip(&results).zip(c.outputs.iter().zip(&places)) {
             for (i, x) in box_indices(&ty.dims, origin, size).into_iter().zip(values(t)) {
                 said[i].push(x);

@@ -11,7 +11,7 @@
 //! stages do not count. So the optimum is a lower bound on the simulated time of every plan of the mesh.
 //!
 //! **Rows**: per stage, bytes that are surely allocated together: states by storage spec, accumulated gradients, and the
-//! values kept from forward to backward times the micro-batches in flight. What lives only inside a section is not in
+//! values kept from forward to backward times the micro-batches in flight, of views of one memory ([`crate::views`]) one. What lives only inside a section is not in
 //! the rows; the search takes it off the limit when the simulation shows that it matters.
 
 use std::collections::BTreeMap;
@@ -31,6 +31,7 @@ use crate::spec::Spec;
 use crate::stages::Stages;
 use crate::strategies::Choice;
 use crate::times::Times;
+use crate::views;
 
 /// How often things run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,21 +220,19 @@ impl Formulation {
     }
 
     fn rows(&mut self, step: &Step<'_>, space: &Space, mesh: &Mesh, limits: &[u64], uses: &[Uses]) {
-        let usage = usage(step, uses);
+        let usage = usage(step, space, mesh, uses);
         for stage in 0..step.stages.count {
             let limit = limits.get(stage).or(limits.last()).copied().unwrap_or(UNLIMITED);
             self.problem.add_row(row_limit(limit));
         }
         let (nc, sc) = (self.node_classes, self.state_classes);
-        for ((source, stage), (count, ty)) in usage {
-            let bytes = |spec: &Spec| (local_bytes(spec, &ty, mesh) * count) as i64;
-            let (variable, amounts): (usize, Vec<i64>) = match source {
-                Source::Node(c, out) => {
-                    (c as usize, space.choices[c as usize].iter().map(|c| bytes(&c.outputs[out as usize])).collect())
-                }
-                Source::State(c) => (nc + c as usize, space.storage[c as usize].iter().map(bytes).collect()),
-                Source::Input(i) => (nc + sc + i as usize, space.inputs[i as usize].iter().map(bytes).collect()),
+        for ((source, stage), held) in usage {
+            let variable = match source {
+                Source::Node(c, _) => c as usize,
+                Source::State(c) => nc + c as usize,
+                Source::Input(i) => nc + sc + i as usize,
             };
+            let amounts: Vec<i64> = held.bytes(source, space, mesh).map(|b| b as i64).collect();
             self.problem.add_usage(variable, stage..stage + 1, amounts);
         }
     }
@@ -314,23 +313,16 @@ fn row_limit(bytes: u64) -> i64 {
 /// Per stage, the least that the rows of any choice hold, by category: every source at its smallest.
 pub fn least_rows(step: &Step<'_>, space: &Space, mesh: &Mesh) -> Vec<MemoryBreakdown> {
     let mut least = vec![MemoryBreakdown::default(); step.stages.count];
-    for ((source, stage), (count, ty)) in usage(step, &uses(step.graph, step.blocks)) {
-        let (specs, category): (Vec<&Spec>, Category) = match source {
-            Source::Node(c, out) => {
-                let accumulates = step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE;
-                (
-                    space.choices[c as usize].iter().map(|c| &c.outputs[out as usize]).collect(),
-                    if accumulates { Category::Gradients } else { Category::Activations },
-                )
+    for ((source, stage), held) in usage(step, space, mesh, &uses(step.graph, step.blocks)) {
+        let category = match source {
+            Source::Node(c, _) if step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE => {
+                Category::Gradients
             }
-            Source::State(c) => {
-                let kind = step.graph.state(step.blocks.states[c as usize][0]).kind;
-                (space.storage[c as usize].iter().collect(), category(kind))
-            }
-            Source::Input(i) => (space.inputs[i as usize].iter().collect(), Category::Activations),
+            Source::State(c) => category(step.graph.state(step.blocks.states[c as usize][0]).kind),
+            Source::Node(..) | Source::Input(_) => Category::Activations,
         };
-        let bytes = specs.into_iter().map(|s| local_bytes(s, &ty, mesh)).min().unwrap_or(0);
-        least[stage].add(category, Bytes(bytes * count));
+        let bytes = held.bytes(source, space, mesh).min().unwrap_or(0);
+        least[stage].add(category, Bytes(bytes));
     }
     least
 }
@@ -393,16 +385,18 @@ fn source(graph: &Graph, blocks: &Blocks, v: ValueId) -> Option<Source> {
     }
 }
 
-/// Per class and choice, bytes of a node's operands and results on one rank.
+/// Per class and choice, bytes of a node's operands and results on one rank; a view passes nothing on.
 fn passing(graph: &Graph, blocks: &Blocks, space: &Space, mesh: &Mesh) -> Vec<Vec<u64>> {
     let bytes =
         |specs: &[Spec], types: &[Type]| -> u64 { specs.iter().zip(types).map(|(s, t)| local_bytes(s, t, mesh)).sum() };
-    let of = |(members, choices): (&Vec<NodeId>, &Vec<Choice>)| {
+    let views = views::choices(graph, blocks, space, mesh);
+    let of = |((members, choices), views): ((&Vec<NodeId>, &Vec<Choice>), &Vec<bool>)| {
         let n = graph.node(members[0]);
         let (ins, outs) = (graph.input_types(n), graph.output_types(n));
-        choices.iter().map(|c| bytes(&c.inputs, &ins) + bytes(&c.outputs, &outs)).collect()
+        let all = |c: &Choice| bytes(&c.inputs, &ins) + bytes(&c.outputs, &outs);
+        choices.iter().zip(views).map(|(c, view)| if *view { 0 } else { all(c) }).collect()
     };
-    blocks.nodes.iter().zip(&space.choices).map(of).collect()
+    blocks.nodes.iter().zip(&space.choices).zip(&views).map(of).collect()
 }
 
 /// Per section, the readers of a value.
@@ -444,25 +438,60 @@ pub(crate) fn crossings(graph: &Graph, stages: &Stages) -> Vec<(NodeId, usize, V
     to.into_iter().map(|((n, out), list)| (n, out, list)).collect()
 }
 
-/// What is allocated together for sure, per source and stage: how many times, and the type.
-fn usage(step: &Step<'_>, uses: &[Uses]) -> BTreeMap<(Source, usize), (u64, Type)> {
+/// How often a source is allocated in a stage.
+struct Held {
+    ty: Type,
+    /// Whatever is chosen.
+    always: u64,
+    /// Unless the choice makes it a view.
+    unless_view: u64,
+    /// By choice, whether it does.
+    views: Vec<bool>,
+}
+
+impl Held {
+    /// Bytes in all, by choice.
+    fn bytes<'a>(&'a self, source: Source, space: &'a Space, mesh: &'a Mesh) -> impl Iterator<Item = u64> + 'a {
+        let specs: Vec<&Spec> = match source {
+            Source::Node(c, out) => space.choices[c as usize].iter().map(|c| &c.outputs[out as usize]).collect(),
+            Source::State(c) => space.storage[c as usize].iter().collect(),
+            Source::Input(i) => space.inputs[i as usize].iter().collect(),
+        };
+        specs.into_iter().enumerate().map(move |(i, spec)| {
+            let view = self.views.get(i).is_some_and(|v| *v);
+            local_bytes(spec, &self.ty, mesh) * (self.always + if view { 0 } else { self.unless_view })
+        })
+    }
+}
+
+/// What is allocated together for sure, per source and stage.
+fn usage(step: &Step<'_>, space: &Space, mesh: &Mesh, uses: &[Uses]) -> BTreeMap<(Source, usize), Held> {
     let Step { graph, blocks, stages, pace } = step;
-    let mut usage: BTreeMap<(Source, usize), (u64, Type)> = BTreeMap::new();
-    let mut add = |v: ValueId, stage: usize, count: usize| {
-        if let Some(source) = source(graph, blocks, v) {
-            usage.entry((source, stage)).or_insert((0, graph.ty(v).clone())).0 += count as u64;
-        }
+    let views = views::choices(graph, blocks, space, mesh);
+    let mut usage: BTreeMap<(Source, usize), Held> = BTreeMap::new();
+    let mut add = |v: ValueId, stage: usize, count: usize, repeated: bool| {
+        let Some(source) = source(graph, blocks, v) else { return };
+        let held = usage.entry((source, stage)).or_insert_with(|| Held {
+            ty: graph.ty(v).clone(),
+            always: 0,
+            unless_view: 0,
+            views: if let Source::Node(c, _) = source { views[c as usize].clone() } else { Vec::new() },
+        });
+        *(if repeated { &mut held.unless_view } else { &mut held.always }) += count as u64;
     };
     for s in graph.state_ids() {
-        add(graph.state(s).read, stages.home[s.index()].0 as usize, 1);
+        add(graph.state(s).read, stages.home[s.index()].0 as usize, 1, false);
     }
-    for (v, stage) in kept(graph, stages, uses.iter().map(|u| u.contains_key(&Section::Backward))) {
-        add(v, stage, pace.in_flight(stage, stages.count));
+    let kept = kept(graph, stages, uses.iter().map(|u| u.contains_key(&Section::Backward)));
+    let may = |n: NodeId| views[blocks.node_class[n.index()] as usize].contains(&true);
+    let repeated = views::repeated(graph, stages, &kept, may);
+    for ((v, stage), repeated) in kept.into_iter().zip(repeated) {
+        add(v, stage, pace.in_flight(stage, stages.count), repeated);
     }
     for id in graph.node_ids() {
         let n = graph.node(id);
         if n.op.name() == ACCUMULATE {
-            add(n.outputs[0], stages.node[id.index()].0 as usize, 1);
+            add(n.outputs[0], stages.node[id.index()].0 as usize, 1, false);
         }
     }
     usage

@@ -20,3 +20,4 @@ pub mod spec;
 pub mod stages;
 pub mod strategies;
 pub mod times;
+pub(crate) mod views;

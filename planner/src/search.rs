@@ -10,7 +10,7 @@
 //! ILP's proven bound enters the certificate.
 //!
 //! **Memory.** The ILP's rows hold what is surely allocated. If the simulated peak exceeds the limit, what lives only
-//! inside a section is taken off the rows and the candidate is solved again; its bound stays that of the first solve.
+//! inside a section, and memory that could have been shared by views but is not, is taken off the limit and the candidate is solved again; its bound stays that of the first solve.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -596,12 +596,13 @@ impl<'a> Search<'a> {
             let assignment = formulation.assignment(&view, &space, &c.mesh, &solution.choice);
             let prediction = simulate(&step.graph, &step.blocks, &assignment, &mut times);
             let mut fits = true;
-            for (limit, stage) in limits.iter_mut().zip(&prediction.stages) {
+            let rows = formulation.problem.usage(&solution.choice);
+            for ((limit, stage), row) in limits.iter_mut().zip(&prediction.stages).zip(rows) {
                 let used = stage.memory.allocated().0;
                 if used > self.limit {
                     fits = false;
-                    *limit =
-                        limit.saturating_sub(1).min(self.limit.saturating_sub(stage.memory.get(Category::Workspace).0));
+                    let outside = used.saturating_sub(row.max(0) as u64);
+                    *limit = limit.saturating_sub(1).min(self.limit.saturating_sub(outside));
                 }
             }
             if fits {

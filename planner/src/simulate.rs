@@ -4,7 +4,7 @@
 //! Inside a stage, computation and communication follow each other (no overlap yet). Every version of a value that is
 //! needed in a section is made once in it, as [`crate::reshard::versions`] says.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use autoshard_cost_models::{Bytes, Category, MemoryBreakdown};
 use autoshard_ir::Type;
@@ -21,6 +21,7 @@ use crate::space::ACCUMULATE;
 use crate::spec::{Spec, Strategy};
 use crate::stages::Stages;
 use crate::times::Times;
+use crate::views::Views;
 
 /// Seconds that a stage spends, once per micro-batch or once per step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -241,12 +242,14 @@ impl Simulation<'_> {
                 backward[v.index()] = true;
             }
         }
-        let mut framed: Vec<Vec<ValueId>> = vec![Vec::new(); a.stages];
+        let mut views = Views::new(graph, self.blocks, a);
+        let mut framed: Vec<BTreeSet<(ValueId, Spec)>> = vec![BTreeSet::new(); a.stages];
         for (v, stage) in kept(graph, stages, backward.into_iter()) {
-            if let Some(spec) = self.produced(v) {
-                let bytes = local_bytes(&spec, graph.ty(v), &a.mesh) * pace.in_flight(stage, a.stages) as u64;
+            let Some(spec) = self.produced(v) else { continue };
+            let bytes = local_bytes(&spec, graph.ty(v), &a.mesh) * pace.in_flight(stage, a.stages) as u64;
+            let storage = views.storage(StageId(stage as u16), v, &spec);
+            if !self.lasts(&storage) && framed[stage].insert(storage) {
                 found[stage].memory.add(Category::Activations, Bytes(bytes));
-                framed[stage].push(v);
             }
         }
         for id in graph.node_ids().filter(|&n| graph.node(n).op.name() == ACCUMULATE) {
@@ -255,37 +258,59 @@ impl Simulation<'_> {
         }
         for (stage, framed) in framed.iter().enumerate() {
             let scratch = [Section::Forward, Section::Backward, Section::Update]
-                .map(|section| self.scratch(StageId(stage as u16), section, framed));
+                .map(|section| self.scratch(StageId(stage as u16), section, framed, &mut views));
             found[stage].memory.add(Category::Workspace, Bytes(scratch.into_iter().max().unwrap_or(0)));
         }
     }
 
+    /// Whether memory outlives the step: that of a state as it is kept, or of a constant.
+    fn lasts(&self, (v, spec): &(ValueId, Spec)) -> bool {
+        match self.graph.value(*v).def {
+            Def::State(s) => self.a.storage[s.index()] == *spec,
+            Def::Const(_) => true,
+            Def::Node(..) | Def::Input(_) => false,
+        }
+    }
+
     /// Bytes at the fullest moment of a section, of values and versions that live only inside it.
-    fn scratch(&mut self, stage: StageId, section: Section, framed: &[ValueId]) -> u64 {
+    fn scratch(
+        &mut self,
+        stage: StageId,
+        section: Section,
+        framed: &BTreeSet<(ValueId, Spec)>,
+        views: &mut Views<'_>,
+    ) -> u64 {
         let graph = self.graph;
         let a = self.a;
         let here: Vec<NodeId> =
             graph.node_ids().filter(|&n| a.stage[n.index()] == stage && graph.node(n).section == section).collect();
-        // First and last position of every value in every spec.
+        // First and last position of every value in every spec; views by what they are views of.
         let mut spans: BTreeMap<(ValueId, Spec), (usize, usize)> = BTreeMap::new();
         for (at, &id) in here.iter().enumerate() {
             let n = graph.node(id);
             for (i, &v) in n.inputs.iter().enumerate() {
-                let spec = self.operand(id, i);
                 let Some(from) = self.produced(v) else { continue };
+                let used = views.storage(stage, v, &self.operand(id, i));
                 // What is kept elsewhere takes scratch only in another spec.
-                let local = graph.producer(v).is_some_and(|p| graph.node(p).section == section && !framed.contains(&v));
-                if spec != from || local {
-                    spans.entry((v, spec)).or_insert((at, at)).1 = at;
+                let made = self.produced(used.0).is_some_and(|s| s == used.1);
+                let local = graph.producer(used.0).is_some_and(|p| graph.node(p).section == section);
+                if (local || !made) && !framed.contains(&used) && !self.lasts(&used) {
+                    spans.entry(used).or_insert((at, at)).1 = at;
                 }
-                if let Some(span) = spans.get_mut(&(v, from)) {
+                if let Some(span) = spans.get_mut(&views.storage(stage, v, &from)) {
                     span.1 = at;
                 }
             }
             for (i, &v) in n.outputs.iter().enumerate() {
-                if n.op.name() != ACCUMULATE && framed.binary_search(&v).is_err() {
-                    let spec = self.result(id, i);
-                    spans.insert((v, spec), (at, at));
+                let storage = views.storage(stage, v, &self.result(id, i));
+                if n.op.name() != ACCUMULATE && !framed.contains(&storage) {
+                    let own = storage.0 == v;
+                    match spans.get_mut(&storage) {
+                        Some(span) => span.1 = at,
+                        None if own => drop(spans.insert(storage, (at, at))),
+                        // A view of what another section or the whole step keeps.
+                        None => {}
+                    }
                 }
             }
         }

@@ -86,7 +86,7 @@ pub fn layout(p: &Program, poison: bool) -> Layout {
         .iter()
         .flat_map(|l| p.list(*l))
         .map(|i| match i {
-            Instr::Compute { inputs, outputs, .. } => {
+            Instr::Compute { inputs, outputs, .. } if p.view(i).is_none() => {
                 staging_bytes(spans(inputs).into_iter(), spans(outputs).into_iter())
             }
             _ => 0,
@@ -349,6 +349,7 @@ impl Executor {
         let at = |id: &BufferId| span(p, *id, frame);
         let ty = |id: &BufferId| &p.buffer(*id).ty;
         match instr {
+            _ if p.view(instr).is_some() => {}
             Instr::Compute { op, inputs, outputs, .. } => {
                 let Executor { device, origins, permits, .. } = self;
                 let shard = |id: &BufferId| Shard {

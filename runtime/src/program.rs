@@ -19,6 +19,10 @@
 //! that overlaps it comes between; collectives of a list come in the same order on all ranks (they do: ranks share the
 //! list); sends and receives over all stages match, in order, and cannot deadlock.
 //!
+//! Buffers of one place may hold the same bytes under several types. Such a *view* begins with an instruction that moves
+//! nothing (see [`Program::view`]): from then on both its operand and its result hold their values, until something is
+//! written there.
+//!
 //! Instructions write all of their outputs. Inputs and outputs of an instruction may share memory only where it says so.
 //! Persistent buffers that are neither states nor constants hold nothing at the start of a step.
 
@@ -163,7 +167,8 @@ pub struct StateSlot {
 /// those coordinates (first axis slowest).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Instr {
-    /// Applies an operator to local shards. An output may share memory with inputs; the device then works on a copy.
+    /// Applies an operator to local shards. An output may share memory with inputs; the device then works on a copy, or
+    /// does nothing where the output is a view of the input ([`Program::view`]).
     Compute {
         /// Where it came from, for traces.
         name: String,
@@ -401,6 +406,18 @@ impl Instr {
             Instr::Send { .. } | Instr::Fetch { .. } => Vec::new(),
         }
     }
+    /// The operand and result of an instruction whose result is its operand's bytes, in whatever place.
+    pub fn same_bytes(&self, buffers: &[Buffer]) -> Option<(BufferId, BufferId)> {
+        let ty = |b: &BufferId| std::slice::from_ref(&buffers[b.0 as usize].ty);
+        match self {
+            Instr::Copy { input, output } => Some((*input, *output)),
+            Instr::Compute { op, inputs, outputs, .. } => match (&inputs[..], &outputs[..]) {
+                ([from], [to]) if op.is_view(ty(from), ty(to)) => Some((*from, *to)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
     /// Renames every buffer it names.
     pub fn map_buffers(&mut self, rename: impl Fn(BufferId) -> BufferId) {
         match self {
@@ -460,6 +477,15 @@ impl Program {
     /// The buffer of that id.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
+    }
+    /// The operand and result of an instruction that has nothing to do, since its result is its operand's bytes
+    /// ([`Op::is_view`], or a copy) and lies in the same place.
+    pub fn view(&self, instr: &Instr) -> Option<(BufferId, BufferId)> {
+        // The place first: operators are asked only about operands that fit them, as those of codegen do.
+        let ([from], [to]) = (&instr.reads()[..], &instr.writes()[..]) else { return None };
+        let (a, b) = (self.buffer(*from), self.buffer(*to));
+        let one_place = a.bytes() == b.bytes() && a.region == b.region && a.offset == b.offset;
+        if one_place { instr.same_bytes(&self.buffers) } else { None }
     }
     /// An instruction list.
     pub fn list(&self, list: List) -> &[Instr] {

@@ -6,6 +6,9 @@ use crate::program::{Axis, BufferId, Instr, Job, Program, Region, Slot};
 
 struct In<'a, T>(&'a Job, &'a T);
 
+/// An instruction of a program.
+struct Line<'a>(&'a Job, &'a Program, &'a Instr);
+
 fn axes(job: &Job, axes: &[Axis]) -> String {
     axes.iter().map(|a| job.axes[a.0 as usize].0.as_str()).collect::<Vec<_>>().join("+")
 }
@@ -14,10 +17,13 @@ fn list(ids: &[BufferId]) -> String {
     ids.iter().map(|b| format!("b{}", b.0)).collect::<Vec<_>>().join(", ")
 }
 
-impl Display for In<'_, Instr> {
+impl Display for Line<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        let In(job, instr) = self;
+        let Line(job, program, instr) = self;
         let on = |a: &[Axis]| axes(job, a);
+        if let Some((from, to)) = program.view(instr) {
+            return write!(f, "b{} = view of b{}", to.0, from.0);
+        }
         match instr {
             Instr::Compute { op, inputs, outputs, .. } => write!(f, "{} = {op}({})", list(outputs), list(inputs)),
             Instr::Accumulate { input, output } => write!(f, "b{} += b{}", output.0, input.0),
@@ -83,7 +89,7 @@ impl Display for In<'_, Program> {
                 writeln!(f, "  {name}:")?;
             }
             for i in instrs {
-                writeln!(f, "    {}", In(job, i))?;
+                writeln!(f, "    {}", Line(job, p, i))?;
             }
         }
         Ok(())

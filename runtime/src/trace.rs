@@ -52,9 +52,10 @@ pub struct Event {
     pub name: &'static str,
     /// The node that it came from; the buffer, for others than `Compute`.
     pub source: String,
-    /// `compute`, `collective`, `send-recv` or `copy`. Times of the middle two include waiting.
+    /// `compute`, `collective`, `send-recv`, `copy` or `view` (nothing is done). Times of collectives, sends and receives
+    /// include waiting.
     pub category: &'static str,
-    /// Bytes of the buffers it writes (of those it reads, if it writes none).
+    /// Bytes of the buffers it writes (of those it reads, if it writes none); 0 for views.
     pub bytes: u64,
     /// Since the recorder was made, in microseconds.
     pub start_us: f64,
@@ -78,7 +79,9 @@ impl Observer for Recorder {
     fn after(&self, rank: Rank, place: Place, instr: &Instr, program: &Program, start: Instant, end: Instant) {
         let (reads, writes) = (instr.reads(), instr.writes());
         let buffers = if writes.is_empty() { &reads } else { &writes };
+        let view = program.view(instr).is_some();
         let category = match instr {
+            _ if view => "view",
             Instr::Compute { .. } | Instr::Accumulate { .. } => "compute",
             i if i.is_collective() => "collective",
             i if i.communicates() => "send-recv",
@@ -95,7 +98,7 @@ impl Observer for Recorder {
             name: instr.mnemonic(),
             source,
             category,
-            bytes: buffers.iter().map(|b| program.buffer(*b).bytes()).sum(),
+            bytes: if view { 0 } else { buffers.iter().map(|b| program.buffer(*b).bytes()).sum() },
             start_us: us(start),
             duration_us: us(end) - us(start),
         };

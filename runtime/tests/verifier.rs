@@ -2,10 +2,14 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use autoshard_ir::factor::ReduceKind;
-use autoshard_ir::{DType, Tensor};
+use autoshard_ir::ops::reshape::RESHAPE;
+use autoshard_ir::{DType, Op, Tensor};
 use autoshard_runtime::program::*;
 use autoshard_runtime::session::{Options, Session};
+use autoshard_runtime::trace::{Observer, Recorder};
 use autoshard_runtime::verify::{Rule, verify};
 use common::*;
 
@@ -292,6 +296,134 @@ fn every_way_to_break_it_is_found() {
     }
     let covered: std::collections::BTreeSet<Rule> = table.iter().map(|t| t.1).collect();
     assert_eq!(covered.len(), 11, "every rule is covered");
+}
+
+/// A state and a value kept for backward, each with a view of other sizes that is read in a later list.
+fn viewed() -> (Job, [BufferId; 6]) {
+    let mut b = JobBuilder::new(&[("dp", 2)], 1, 2);
+    let (ty, flat) = (f32s(&[4, 16]), f32s(&[4, 4, 4]));
+    let shards: [&[u8]; 3] = [&[0], &[], &[]];
+    let x = b.input("x", ty.clone(), Some(0));
+    let y = b.output("y", flat.clone(), Some(0));
+    let z = b.output("z", ty.clone(), Some(0));
+    let v = b.output("v", flat.clone(), None);
+    let w = b.state(0, "w", ty.clone(), &shards[..2], Some(numbers(&ty, 1)));
+    let kept = b.buffer(0, "kept", ty.clone(), &shards[..2], Region::Frame);
+    let other = b.buffer(0, "other", ty.clone(), &shards[..2], Region::Frame);
+    let kept_view = b.buffer(0, "kept_view", flat.clone(), &shards, Region::Frame);
+    let w_view = b.buffer(0, "w_view", flat.clone(), &shards, Region::Persistent);
+    let new = b.buffer(0, "new", ty.clone(), &shards[..2], Region::Scratch);
+    b.forward(0, Instr::Feed { port: x, output: kept });
+    b.forward(0, reshape(kept, kept_view, &[4, 4, 4]));
+    b.forward(0, compute(&DOUBLE, &[kept], &[other]));
+    b.backward(0, Instr::Fetch { input: kept_view, port: y });
+    b.backward(0, Instr::Fetch { input: kept, port: z });
+    b.update(0, reshape(w, w_view, &[4, 4, 4]));
+    b.update(0, compute(&DOUBLE, &[w], &[new]));
+    b.update(0, Instr::Fetch { input: w_view, port: v });
+    b.update(0, Instr::Copy { input: new, output: w });
+    let mut job = b.finish();
+    share(&mut job, kept_view, kept);
+    share(&mut job, w_view, w);
+    (job, [w, kept, other, kept_view, w_view, new])
+}
+
+fn reshape(from: BufferId, to: BufferId, dims: &[i64]) -> Instr {
+    let op = Op::new(&RESHAPE).ints("dims", dims.iter().copied());
+    Instr::Compute { name: "node".into(), op, inputs: vec![from], outputs: vec![to] }
+}
+
+#[test]
+fn a_view_is_read_where_its_operand_lies() {
+    let (job, [_, kept, _, kept_view, ..]) = viewed();
+    verify(&job).unwrap();
+    assert_eq!(job.stages[0].view(&job.stages[0].forward[1]), Some((kept, kept_view)));
+    assert!(job.to_string().contains("b3 = view of b1"), "{job}");
+    let x = numbers(&f32s(&[8, 16]), 3);
+    let recorder = Arc::new(Recorder::default());
+    let observer: Option<Arc<dyn Observer>> = Some(recorder.clone());
+    let mut session = Session::new(job, &Options { poison: true, observer, ..Options::default() }).unwrap();
+    let before = session.states().unwrap()["w"].clone();
+    let out = session.step(&map([("x", x.clone())])).unwrap();
+    assert_eq!((out["y"].bytes(), out["z"].bytes()), (x.bytes(), x.bytes()));
+    assert_eq!(out["v"].bytes(), before.bytes());
+    let twice: Vec<f32> = before.as_slice::<f32>().iter().map(|x| 2.0 * x).collect();
+    assert_eq!(session.states().unwrap()["w"].as_slice::<f32>(), twice);
+    let views: Vec<u64> = recorder.events().iter().filter(|e| e.category == "view").map(|e| e.bytes).collect();
+    assert_eq!(views, [0; 6], "on two ranks, of a value of two micro-batches and of a state");
+}
+
+#[test]
+fn every_unsafe_view_is_found() {
+    type Break = fn(&mut Program, [BufferId; 6]);
+    let table: &[(&str, Rule, &str, Break)] = &[
+        ("begins before its operand", Rule::Read, "reads `kept`, which was not written", |p, _| p.forward.swap(0, 1)),
+        ("never begins", Rule::Read, "reads `kept_view`, which was not written", |p, _| drop(p.forward.remove(1))),
+        (
+            "operand written",
+            Rule::Read,
+            "reads `kept_view`, whose memory forward[2] overwrote with `kept`",
+            |p, [_, kept, ..]| p.forward[2] = compute(&DOUBLE, &[kept], &[kept]),
+        ),
+        (
+            "written itself",
+            Rule::Read,
+            "reads `kept`, whose memory forward[3] overwrote with `kept_view`",
+            |p, [_, _, _, view, ..]| p.forward.push(compute(&DOUBLE, &[view], &[view])),
+        ),
+        (
+            "operand's memory used for something else",
+            Rule::Read,
+            "reads `kept_view`, whose memory forward[2] overwrote with `other`",
+            |p, [_, kept, other, ..]| p.buffers[other.0 as usize].offset = p.buffer(kept).offset,
+        ),
+        ("half in place", Rule::Read, "reads `kept`, whose memory forward[1] overwrote with `kept_view`", |p, ids| {
+            p.buffers[ids[3].0 as usize].offset += 64;
+            p.frame_bytes += 64;
+        }),
+        ("not the same bytes", Rule::Read, "reads `kept`, whose memory forward[1] overwrote with `z`", |p, ids| {
+            let mut z = p.buffer(ids[1]).clone();
+            z.name = "z".into();
+            p.buffers.push(z);
+            p.forward[1] = compute(&DOUBLE, &[ids[1]], &[BufferId(p.buffers.len() as u32 - 1)]);
+        }),
+        ("another size", Rule::Types, "Reshape{dims=[4,4,4]} gives", |p, ids| {
+            let b = &mut p.buffers[ids[3].0 as usize];
+            (b.ty.dims[2], b.global[2]) = (2, 2);
+        }),
+        ("another element type", Rule::Types, "Reshape{dims=[4,4,4]} gives", |p, ids| {
+            p.buffers[ids[3].0 as usize].ty.dtype = DType::I32;
+        }),
+        (
+            "state written before its view is read",
+            Rule::Read,
+            "reads `w_view`, whose memory update[2] overwrote with `w`",
+            |p, _| p.update.swap(2, 3),
+        ),
+        ("state written through its view", Rule::States, "`w` must outlive the step", |p, [.., view, _]| {
+            p.update.push(compute(&DOUBLE, &[view], &[view]));
+        }),
+        ("of a frame in the update", Rule::Read, "`kept_view` is in a frame", |p, [_, kept, _, view, ..]| {
+            p.update.push(reshape(kept, view, &[4, 4, 4]));
+        }),
+        ("scratch across lists", Rule::Read, "reads `kept_view`, which was not written", |p, ids| {
+            for b in [ids[1], ids[3]] {
+                p.buffers[b.0 as usize].region = Region::Scratch;
+                p.buffers[b.0 as usize].offset = 0;
+            }
+        }),
+    ];
+    for (name, rule, reason, change) in table {
+        let (mut job, ids) = viewed();
+        change(&mut job.stages[0], ids);
+        let violations = match verify(&job) {
+            Ok(()) => panic!("{name}: not found"),
+            Err(v) => v,
+        };
+        let found = violations.iter().any(|v| v.rule == *rule && v.to_string().contains(reason));
+        let all: Vec<String> = violations.iter().map(|v| format!("{:?}: {v}", v.rule)).collect();
+        assert!(found, "{name}: expected {rule:?} `{reason}`, found\n{}", all.join("\n"));
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::builder::Builder;
 use crate::factor::ReduceKind;
 use crate::graph::{Def, ValueId};
 use crate::onnx::import::OnnxRule;
-use crate::op::{AttrKind, Gradient, Op, OpDef, OpError, Sample, SampleInput};
+use crate::op::{AttrKind, Gradient, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::tensor::Type;
 
 /// Dims in another order.
@@ -46,7 +46,9 @@ pub static TRANSPOSE: OpDef = OpDef {
         }
         rule.finish(ReduceKind::Sum).linear_in([0])
     },
-    work: copy_work,
+    work: |op, inputs, outputs| {
+        if keeps_order(op.get_ints("perm"), &inputs[0].dims) { Work::FREE } else { copy_work(op, inputs, outputs) }
+    },
     identity: |op, inputs, _| op.get_ints("perm").iter().copied().eq(0..inputs[0].rank() as i64).then_some(0),
     gradient: Gradient::Rule(|cx| {
         let Some(dy) = cx.grads[0] else { return Ok(vec![None]) };
@@ -76,10 +78,16 @@ pub static TRANSPOSE: OpDef = OpDef {
             of(&[2, 4, 6], &[0, 2, 1]),
             of(&[2, 6, 4, 3], &[0, 2, 1, 3]),
             of(&[2, 6, 4], &[2, 0, 1]),
+            of(&[2, 6, 2, 3], &[0, 2, 1, 3]),
             of(&[0, 4], &[1, 0]),
         ]
     },
 };
+
+/// Whether only dims of size 1 change their place: of heads sharded to one per rank, say.
+fn keeps_order(perm: &[i64], dims: &[usize]) -> bool {
+    perm.iter().filter(|&&d| dims[d as usize] != 1).is_sorted()
+}
 
 impl Builder {
     /// Dims in another order. A transpose of a transpose is one transpose.

@@ -1,6 +1,7 @@
 //! Runs a stage's schedule on what buffers hold, instead of on values: what is read must have been written, and not
 //! overwritten since. That covers both the order of instructions and the layout: buffers may share memory as long as
-//! nobody reads what another has overwritten.
+//! nobody reads what another has overwritten. A view ([`Program::view`]) writes nothing: after it operand and result both
+//! hold their values.
 //!
 //! Scratch holds nothing at the start of a list, a frame nothing at the start of a forward (with one micro-batch per step:
 //! at the start of the step), persistent memory at the start of a step states and constants only.
@@ -145,6 +146,10 @@ impl Run<'_> {
                         report.add(Rule::Read, Some(self.stage), at, reason);
                     }
                 }
+            }
+            if let Some((_, to)) = program.view(instr) {
+                *self.content(to, frame) = Content::Value;
+                continue;
             }
             for id in writes {
                 for k in 0..self.shares[id.0 as usize].len() {

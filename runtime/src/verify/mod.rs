@@ -8,7 +8,8 @@
 //! - `Ports`: inputs and outputs fit their buffers; every output is fetched by one instruction of one stage.
 //! - `States`: states and constants are persistent, of the sizes of their content, names unique, intact after the step.
 //! - `Schedule`: every micro-batch passes forward and backward once, in a frame of its own; one update, last.
-//! - `Read`: what is read was written before, and not overwritten since by a buffer that shares memory with it.
+//! - `Read`: what is read was written before, and not overwritten since by a buffer that shares memory with it. A view is
+//!   read only after the instruction that begins it, and until its memory is written.
 //! - `Overlap`: operands and results of an instruction share memory only where that is allowed.
 //! - `Messages`: sends and receives match, in order and in type.
 //! - `Deadlock`: all stages come to their end.

@@ -15,6 +15,7 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod einsum;
 pub mod expand;
+pub mod experts;
 pub mod gather;
 pub mod gather_nd;
 pub mod iota;
@@ -70,6 +71,8 @@ pub static TABLE: &[&OpDef] = &[
     &dropout::DROPOUT,
     &einsum::EINSUM,
     &expand::EXPAND,
+    &experts::EXPERT_MAT_MUL,
+    &experts::EXPERT_MAT_MUL_GRAD,
     &gather::GATHER,
     &gather::SCATTER_ADD,
     &gather::GATHER_ELEMENTS,

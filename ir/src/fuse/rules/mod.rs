@@ -4,6 +4,7 @@
 mod activation;
 mod arithmetic;
 mod attention;
+mod experts;
 mod layout;
 mod norm;
 mod rotary;
@@ -12,8 +13,16 @@ use super::rule::Rule;
 
 /// Every rule.
 pub(super) fn all() -> Vec<Rule> {
-    [arithmetic::rules(), layout::rules(), activation::rules(), norm::rules(), rotary::rules(), attention::rules()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        arithmetic::rules(),
+        layout::rules(),
+        activation::rules(),
+        norm::rules(),
+        rotary::rules(),
+        attention::rules(),
+        experts::rules(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }

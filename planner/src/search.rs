@@ -32,7 +32,6 @@ use crate::request::{Mode, PlanRequest, StepGraph};
 use crate::simulate::{Prediction, simulate};
 use crate::solver::{Options, SolveError, solve};
 use crate::space::Space;
-use crate::stages::stateless;
 use crate::times::Times;
 
 /// Where graphs come from: the file, for a batch size.
@@ -690,7 +689,7 @@ impl<'a> Search<'a> {
 /// The time of each forward node with its backward, if all ranks of a stage shared its work evenly: for balancing stages.
 fn node_times(graph: &Graph, cluster: &Cluster, c: &Candidate) -> Vec<f64> {
     let share = c.mesh.ranks() as f64;
-    let free = stateless(graph);
+    let free = graph.stateless();
     let time = |id: NodeId| {
         let n = graph.node(id);
         let work = n.op.work(&graph.input_types(n), &graph.output_types(n));

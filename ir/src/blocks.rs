@@ -52,6 +52,15 @@ pub struct Blocks {
     pub states: Vec<Vec<StateId>>,
 }
 
+impl Blocks {
+    /// How many members of a class of nodes are copies, made in the backward pass, of the others.
+    pub fn copies(&self, graph: &Graph, class: usize) -> usize {
+        let members = &self.nodes[class];
+        let backward = members.iter().filter(|m| graph.node(**m).section == Section::Backward).count();
+        if backward < members.len() { backward } else { 0 }
+    }
+}
+
 /// Finds runs and classes.
 pub fn find(graph: &Graph) -> Blocks {
     let mut blocks = Blocks { runs: runs(graph), ..Blocks::default() };

@@ -96,7 +96,10 @@ fn a_step_with_copies_has_the_classes_of_the_plain_step() {
             assert_eq!((of.runs, of.nodes.len()), (of_plain.runs.clone(), of_plain.nodes.len()), "{name} {way:?}");
             assert_eq!(of.states, of_plain.states, "{name} {way:?}");
             for i in 0..forward {
-                assert_eq!((g.nodes[i].op.clone(), of.node_class[i]), (plain.nodes[i].op.clone(), of_plain.node_class[i]));
+                assert_eq!(
+                    (g.nodes[i].op.clone(), of.node_class[i]),
+                    (plain.nodes[i].op.clone(), of_plain.node_class[i])
+                );
             }
             for (id, original) in g.node_ids().zip(originals(&g)) {
                 if let Some(original) = original {
@@ -125,9 +128,13 @@ fn kept_per_block(g: &Graph) -> Vec<u64> {
 /// what it gives to the next.
 #[test]
 fn full_recomputation_keeps_the_residual_stream_alone() {
-    for (name, layers) in
-        [("gpt2-loss-dyn", 2), ("gpt2-loss-leg", 2), ("llama-loss-dyn", 2), ("bert-mlm-loss-dyn", 2), ("vit-loss-dyn", 2)]
-    {
+    for (name, layers) in [
+        ("gpt2-loss-dyn", 2),
+        ("gpt2-loss-leg", 2),
+        ("llama-loss-dyn", 2),
+        ("bert-mlm-loss-dyn", 2),
+        ("vit-loss-dyn", 2),
+    ] {
         let (graph, _) = forward(name);
         let g = step(&graph, Recompute::Full, Precision::Bf16);
         let f = g.nodes.iter().take_while(|n| n.section == Section::Forward).count();
@@ -145,7 +152,8 @@ fn blocks_are_recomputed_one_after_the_other() {
         let (graph, _) = forward(name);
         let g = step(&graph, Recompute::Full, Precision::Bf16);
         let run = blocks::find(&g).runs.into_iter().max_by_key(|r| r.period * r.count).unwrap();
-        let block = |n: NodeId| (run.start..run.end()).contains(&n.index()).then(|| (n.index() - run.start) / run.period);
+        let block =
+            |n: NodeId| (run.start..run.end()).contains(&n.index()).then(|| (n.index() - run.start) / run.period);
         let mut at = run.count;
         for (id, original) in g.node_ids().zip(originals(&g)) {
             if let Some(now) = original.and_then(block) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use autoshard_ir::blocks::{Blocks, find};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::ops::optimizer::{AdamW, Sgd};
-use autoshard_ir::train::{Loss, Optimizer, Precision, TrainError, TrainOptions, precision, prepare, step};
+use autoshard_ir::train::{Loss, Optimizer, Precision, Recompute, TrainError, TrainOptions, precision, prepare, step};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +53,33 @@ pub enum PrecisionChoice {
     Fp16,
 }
 
-/// What is run: with the model, it determines the graph of a step.
+/// What the backward pass makes anew rather than keep, see [`Recompute`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeChoice {
+    /// Nothing.
+    #[default]
+    None,
+    /// What is cheap, where it lowers the bytes kept.
+    Selective,
+    /// All repeated blocks.
+    Full,
+}
+
+impl RecomputeChoice {
+    /// How many ways there are besides none.
+    pub const OTHERS: usize = 2;
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            RecomputeChoice::None => "none",
+            RecomputeChoice::Selective => "selective",
+            RecomputeChoice::Full => "full",
+        }
+    }
+}
+
+/// What is run: with the model and what is recomputed, it determines the graph of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Workload {
     /// Training or inference.
@@ -105,7 +131,7 @@ impl Workload {
         }
     }
 
-    /// As the options of [`autoshard_ir::train`].
+    /// As the options of [`autoshard_ir::train`], with nothing recomputed.
     pub fn train_options(&self) -> TrainOptions {
         let loss = match &self.loss {
             LossChoice::Output { output } => Loss::Output(output.clone()),
@@ -129,6 +155,7 @@ impl Workload {
             gradient_outputs: self.gradient_outputs,
             clip_norm: self.clip_norm,
             precision: self.precision(),
+            recompute: Recompute::None,
         }
     }
 
@@ -144,15 +171,27 @@ impl Workload {
         }
     }
 
-    /// The step of a graph as the file has it, with the stage of each node of [`Self::forward`]'s graph (empty: one stage).
+    /// The step of a graph as the file has it, with the stage of each node of [`Self::forward`]'s graph (empty: one
+    /// stage). Inference has nothing to recompute.
     ///
     /// # Errors
     /// As [`autoshard_ir::train::train_step`].
-    pub fn step(&self, graph: &Graph, stages: &[StageId], count: usize) -> Result<StepGraph, TrainError> {
+    pub fn step(
+        &self,
+        graph: &Graph,
+        stages: &[StageId],
+        count: usize,
+        recompute: RecomputeChoice,
+    ) -> Result<StepGraph, TrainError> {
         let graph = match self.mode {
             Mode::Infer => self.forward(graph)?,
             Mode::Train => {
                 let mut options = self.train_options();
+                options.recompute = match recompute {
+                    RecomputeChoice::None => Recompute::None,
+                    RecomputeChoice::Selective => Recompute::Selective,
+                    RecomputeChoice::Full => Recompute::Full,
+                };
                 let prepared = prepare(graph, &options)?;
                 if !stages.is_empty() {
                     options.stage_of = Some(stages.iter().map(|s| s.0).collect());
@@ -164,7 +203,8 @@ impl Workload {
         let stages = place(&graph, stages, count);
         let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
         let tags = tags(&graph, &blocks);
-        Ok(StepGraph { graph, blocks, tags, stages, forward })
+        let copies = (0..blocks.nodes.len()).map(|class| blocks.copies(&graph, class)).sum();
+        Ok(StepGraph { graph, blocks, tags, stages, forward, copies })
     }
 }
 
@@ -180,6 +220,8 @@ pub struct StepGraph {
     pub stages: Stages,
     /// The number of forward nodes.
     pub forward: usize,
+    /// The number of nodes that are recomputed.
+    pub copies: usize,
 }
 
 /// What is asked of the search.

@@ -172,12 +172,7 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    fn node(
-        &mut self,
-        b: &mut Builder,
-        n: &crate::graph::Node,
-        operands: &[ValueId],
-    ) -> Result<Vec<ValueId>, OpError> {
+    fn node(&mut self, b: &mut Builder, n: &crate::graph::Node, operands: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         if n.section == Section::Forward {
             let results = b.emit(n.op.clone(), operands)?;
             for (old, new) in n.inputs.iter().zip(operands).chain(n.outputs.iter().zip(&results)) {

@@ -1,6 +1,8 @@
 //! Small models planned: against exhaustive enumeration, and against common sense.
 
 use super::*;
+use crate::assignment::Assignment;
+use crate::mesh::AxisName;
 use crate::request::{LossChoice, Workload};
 use crate::spec::Strategy;
 use crate::stages::Stages;
@@ -45,7 +47,7 @@ fn plan(source: &dyn GraphSource, cluster: &Cluster, request: &PlanRequest) -> F
 
 /// Every assignment of a one-stage graph, simulated; the least time among those that fit.
 fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanRequest, limit: u64) -> Option<f64> {
-    let step = request.workload.step(graph, &[], 1).unwrap();
+    let step = request.workload.step(graph, &[], 1, RecomputeChoice::None).unwrap();
     let space = Space::new(&step, mesh, &request.constraints).unwrap();
     let mut times = Times::new(cluster, mesh);
     let sizes: Vec<usize> = space
@@ -268,7 +270,7 @@ fn stages_are_balanced_and_cut_between_blocks() {
 #[test]
 fn repeated_blocks_share_their_variables() {
     let classes = |layers| {
-        let step = training(64).workload.step(&mlp(64, 64, layers, 64), &[], 1).unwrap();
+        let step = training(64).workload.step(&mlp(64, 64, layers, 64), &[], 1, RecomputeChoice::None).unwrap();
         assert!(step.graph.nodes.len() > 10 * layers);
         (step.blocks.nodes.len(), step.blocks.states.len(), step.blocks.runs.clone())
     };

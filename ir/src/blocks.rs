@@ -63,7 +63,12 @@ impl Blocks {
 
 /// Finds runs and classes.
 pub fn find(graph: &Graph) -> Blocks {
-    let mut blocks = Blocks { runs: runs(graph), ..Blocks::default() };
+    classes(graph, runs(graph))
+}
+
+/// Finds classes where the runs are known: those of a graph with the same forward nodes.
+pub fn classes(graph: &Graph, runs: Vec<Run>) -> Blocks {
+    let mut blocks = Blocks { runs, ..Blocks::default() };
     classify(graph, forward(graph), &mut blocks);
     blocks
 }

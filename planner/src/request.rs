@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use autoshard_ir::blocks::{Blocks, find};
+use autoshard_ir::blocks::{Blocks, classes, find};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::ops::optimizer::{AdamW, Sgd};
-use autoshard_ir::train::{Loss, Optimizer, Precision, Recompute, TrainError, TrainOptions, precision, prepare, step};
+use autoshard_ir::train::{
+    Loss, Optimizer, Precision, Recompute, TrainError, TrainOptions, precision, prepare, recompute, step,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -187,11 +189,6 @@ impl Workload {
             Mode::Infer => self.forward(graph)?,
             Mode::Train => {
                 let mut options = self.train_options();
-                options.recompute = match recompute {
-                    RecomputeChoice::None => Recompute::None,
-                    RecomputeChoice::Selective => Recompute::Selective,
-                    RecomputeChoice::Full => Recompute::Full,
-                };
                 let prepared = prepare(graph, &options)?;
                 if !stages.is_empty() {
                     options.stage_of = Some(stages.iter().map(|s| s.0).collect());
@@ -203,8 +200,11 @@ impl Workload {
         let stages = place(&graph, stages, count);
         let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
         let tags = tags(&graph, &blocks);
-        let copies = (0..blocks.nodes.len()).map(|class| blocks.copies(&graph, class)).sum();
-        Ok(StepGraph { graph, blocks, tags, stages, forward, copies })
+        let plain = StepGraph { graph, blocks, tags, stages, forward, copies: 0 };
+        match (recompute, self.mode) {
+            (RecomputeChoice::None, _) | (_, Mode::Infer) => Ok(plain),
+            _ => plain.recompute(recompute),
+        }
     }
 }
 
@@ -222,6 +222,27 @@ pub struct StepGraph {
     pub forward: usize,
     /// The number of nodes that are recomputed.
     pub copies: usize,
+}
+
+impl StepGraph {
+    /// The step that makes some results anew. Its classes, and so their tags, are those of this one.
+    ///
+    /// # Errors
+    /// As [`recompute::apply`].
+    pub fn recompute(&self, choice: RecomputeChoice) -> Result<StepGraph, TrainError> {
+        let what = match choice {
+            RecomputeChoice::None => Recompute::None,
+            RecomputeChoice::Selective => Recompute::Selective,
+            RecomputeChoice::Full => Recompute::Full,
+        };
+        let forward = &self.stages.node[..self.forward];
+        let stage_of: Vec<u16> = forward.iter().map(|s| s.0).collect();
+        let graph = recompute::apply(&self.graph, &self.blocks, what, &stage_of)?;
+        let blocks = classes(&graph, self.blocks.runs.clone());
+        let copies = (0..blocks.nodes.len()).map(|class| blocks.copies(&graph, class)).sum();
+        let stages = place(&graph, forward, self.stages.count);
+        Ok(StepGraph { graph, blocks, tags: self.tags.clone(), stages, forward: self.forward, copies })
+    }
 }
 
 /// What is asked of the search.

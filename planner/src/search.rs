@@ -35,17 +35,19 @@ use std::time::{Duration, Instant};
 use autoshard_cost_models::{Bytes, Category, Cluster};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::op::Work;
+use autoshard_ir::train::TrainError;
 use autoshard_ir::{DType, NodeId};
 
 use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
-use crate::formulate::{Formulation, Pace, Step, UNLIMITED, compute, least_rows};
+use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
 use crate::mesh::Mesh;
 use crate::pipeline::cut;
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
 use crate::simulate::simulate;
 use crate::solver::{Options, SolveError, solve};
 use crate::space::Space;
+use crate::strategies::Choice;
 use crate::times::Times;
 use candidates::{may_recompute, variants};
 use queue::{Queue, Waiting};
@@ -107,6 +109,8 @@ struct Search<'a> {
     whole: BTreeMap<(usize, RecomputeChoice), Rc<StepGraph>>,
     /// Some steps cut into stages, by batch and stages, in order of making.
     cut: Vec<((usize, usize, RecomputeChoice), Rc<StepGraph>)>,
+    /// What classes take at least by batch and mesh, or which has no choice.
+    least: BTreeMap<(usize, Mesh), Rc<Result<Least, String>>>,
 }
 
 /// What the search knows so far.
@@ -127,6 +131,13 @@ impl Tally {
             self.closest = Some(e);
         }
     }
+}
+
+/// The least that each class of a one-stage step takes on a mesh: the same for all ways of recomputation.
+struct Least {
+    /// Seconds of one member.
+    seconds: Vec<f64>,
+    bytes: LeastBytes,
 }
 
 /// What is known of a candidate without solving it.
@@ -153,6 +164,18 @@ enum Outcome {
     Undecided,
 }
 
+impl Outcome {
+    fn name(&self) -> &'static str {
+        match self {
+            Outcome::Solved(..) => "solved",
+            Outcome::Worse(_) => "worse",
+            Outcome::Excess(..) => "excess",
+            Outcome::Impossible(_) => "impossible",
+            Outcome::Undecided => "undecided",
+        }
+    }
+}
+
 impl<'a> Search<'a> {
     fn new(
         source: &'a dyn GraphSource,
@@ -172,6 +195,7 @@ impl<'a> Search<'a> {
             refused: BTreeMap::new(),
             whole: BTreeMap::new(),
             cut: Vec::new(),
+            least: BTreeMap::new(),
         }
     }
 
@@ -235,6 +259,7 @@ impl<'a> Search<'a> {
             for v in others.iter().flat_map(|_| variants(&c)) {
                 queue.push(others.unwrap_or(bound), v, false);
             }
+            tracing::debug!(candidate = c.show(), bound, others, outcome = outcome.name(), "candidate");
             self.count(&c, bound, outcome, &mut t);
             done += 1;
             progress(done, done + queue.len(), t.best.as_ref().map(|b| b.prediction.step_time_s));
@@ -335,10 +360,14 @@ impl<'a> Search<'a> {
         if let Some(step) = self.whole.get(&(batch, recompute)) {
             return Ok(step.clone());
         }
-        let workload = &self.request.workload;
-        let graph = self.graph(batch)?;
-        let step = workload.step(graph, &[], 1, recompute).map_err(|e| SearchError::Graph(e.to_string()))?;
-        let step = Rc::new(step);
+        let fail = |e: TrainError| SearchError::Graph(e.to_string());
+        let step = Rc::new(match recompute {
+            RecomputeChoice::None => {
+                let workload = &self.request.workload;
+                workload.step(self.graph(batch)?, &[], 1, recompute).map_err(fail)?
+            }
+            some => self.whole(batch, RecomputeChoice::None)?.recompute(some).map_err(fail)?,
+        });
         self.whole.insert((batch, recompute), step.clone());
         Ok(step)
     }
@@ -365,23 +394,25 @@ impl<'a> Search<'a> {
             };
             return Ok(Quick::Impossible(format!("nothing is worth recomputing: {what}")));
         }
-        let space = match Space::new(&step, &c.mesh, &self.request.constraints) {
-            Ok(space) => space,
-            Err(e) => return Ok(Quick::Impossible(e.to_string())),
+        let key = (batch, c.mesh.clone());
+        if !self.least.contains_key(&key) {
+            let least = self.least(&step, &c.mesh);
+            self.least.insert(key.clone(), Rc::new(least));
+        }
+        let least = self.least[&key].clone();
+        let least = match &*least {
+            Ok(least) => least,
+            Err(why) => return Ok(Quick::Impossible(why.clone())),
         };
         // In one stage with one micro-batch in flight; the fullest of several stages holds at least its share.
         let pace = Pace { micro_batches: 1, ..c.pace };
         let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace };
-        let mut memory = least_rows(&view, &space, &c.mesh).swap_remove(0);
+        let mut memory = least_rows(&view, &least.bytes).swap_remove(0);
         memory.0.values_mut().for_each(|b| b.0 /= c.stages as u64);
-        let times = Times::new(self.cluster, &c.mesh);
         let (mut micro, mut update) = (0.0, 0.0);
-        for (class, members) in step.blocks.nodes.iter().enumerate() {
-            let n = step.graph.node(members[0]);
-            let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));
-            let times = space.choices[class].iter().map(|c| compute(&times, &n.op, c, &ins, &outs));
-            let time = times.fold(f64::INFINITY, f64::min) * members.len() as f64;
-            if n.section == Section::Update { update += time } else { micro += time }
+        for (members, seconds) in step.blocks.nodes.iter().zip(&least.seconds) {
+            let time = seconds * members.len() as f64;
+            if step.graph.node(members[0]).section == Section::Update { update += time } else { micro += time }
         }
         // Rounding of the ILP's costs must not put its bound below this one.
         let seconds = (micro * c.pace.weight(c.stages) + update / c.stages as f64) * (1.0 - 1e-6);
@@ -394,6 +425,20 @@ impl<'a> Search<'a> {
         Ok(Quick::Bound(if self.memory() { memory.total().0 as f64 } else { seconds }))
     }
 
+    fn least(&self, step: &StepGraph, mesh: &Mesh) -> Result<Least, String> {
+        let space = Space::new(step, mesh, &self.request.constraints).map_err(|e| e.to_string())?;
+        let times = Times::new(self.cluster, mesh);
+        let seconds = |(members, choices): (&Vec<NodeId>, &Vec<Choice>)| {
+            let n = step.graph.node(members[0]);
+            let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));
+            choices.iter().map(|c| compute(&times, &n.op, c, &ins, &outs)).fold(f64::INFINITY, f64::min)
+        };
+        Ok(Least {
+            seconds: step.blocks.nodes.iter().zip(&space.choices).map(seconds).collect(),
+            bytes: LeastBytes::new(&step.graph, &step.blocks, &space, mesh),
+        })
+    }
+
     /// The step graph of a candidate, or why it cannot be cut.
     fn step(&mut self, c: &Candidate) -> Result<Result<Rc<StepGraph>, String>, SearchError> {
         let batch = self.request.workload.global_batch / c.pace.micro_batches;
@@ -404,9 +449,18 @@ impl<'a> Search<'a> {
         if let Some((_, step)) = self.cut.iter().find(|(k, _)| *k == key) {
             return Ok(Ok(step.clone()));
         }
+        let fail = |e: TrainError| SearchError::Graph(e.to_string());
+        if c.recompute != RecomputeChoice::None {
+            let plain = match self.step(&Candidate { recompute: RecomputeChoice::None, ..c.clone() })? {
+                Ok(plain) => plain,
+                Err(why) => return Ok(Err(why)),
+            };
+            let step = Rc::new(plain.recompute(c.recompute).map_err(fail)?);
+            self.keep(key, &step);
+            return Ok(Ok(step));
+        }
         let (request, cluster) = (self.request, self.cluster);
         let graph = self.graph(batch)?;
-        let fail = |e: autoshard_ir::train::TrainError| SearchError::Graph(e.to_string());
         let forward = request.workload.forward(graph).map_err(fail)?;
         let time = node_times(&forward, cluster, c);
         let stages = match cut(&forward, forward.nodes.len(), &time, c.stages) {
@@ -414,13 +468,17 @@ impl<'a> Search<'a> {
             Err(e) => return Ok(Err(e.to_string())),
         };
         let step = Rc::new(request.workload.step(graph, &stages, c.stages, c.recompute).map_err(fail)?);
+        self.keep(key, &step);
+        Ok(Ok(step))
+    }
+
+    fn keep(&mut self, key: (usize, usize, RecomputeChoice), step: &Rc<StepGraph>) {
         // Graphs of deep models are large.
         const KEPT: usize = 8;
         if self.cut.len() == KEPT {
             self.cut.remove(0);
         }
         self.cut.push((key, step.clone()));
-        Ok(Ok(step))
     }
 
     /// Cuts, formulates, solves and simulates a candidate, of which no plan takes less than `quick`. Also, if other ways of
@@ -444,7 +502,9 @@ impl<'a> Search<'a> {
         // For least memory, what is proven of one way says nothing of another.
         let mut others = varies.then_some(if memory { 0.0 } else { quick });
         let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace: c.pace };
-        let fullest = least_rows(&view, &space, &c.mesh).into_iter().max_by_key(|m| m.total());
+        let fullest = least_rows(&view, &LeastBytes::new(&step.graph, &step.blocks, &space, &c.mesh))
+            .into_iter()
+            .max_by_key(|m| m.total());
         if let Some(memory) = fullest.filter(|m| m.total().0 > self.limit) {
             let fits = memory.total().0 - memory.get(Category::Activations).0 <= self.limit;
             return Ok((Outcome::Excess(Closest::new(c, &memory, self.limit), None), others.filter(|_| fits)));

@@ -34,6 +34,7 @@ pub use precision::Precision;
 pub use recompute::Recompute;
 pub use update::Optimizer;
 
+use crate::blocks;
 use crate::builder::Builder;
 use crate::graph::{Graph, Section, ValueId};
 use crate::op::OpError;
@@ -186,6 +187,6 @@ pub fn step(prepared: &Prepared, options: &TrainOptions) -> Result<Graph, TrainE
     let step = rewrite::compact(b.finish());
     match options.recompute {
         Recompute::None => Ok(step),
-        what => Ok(recompute::apply(&step, what, stages)?),
+        what => Ok(recompute::apply(&step, &blocks::find(&step), what, stages)?),
     }
 }

@@ -22,7 +22,7 @@ mod flow;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::blocks::{self, Blocks};
+use crate::blocks::Blocks;
 use crate::builder::Builder;
 use crate::graph::{Def, Graph, NodeId, Section, ValueId};
 use crate::op::OpError;
@@ -41,21 +41,17 @@ pub enum Recompute {
     Full,
 }
 
-/// Lets the backward pass of a step read copies. `stage_of` gives the pipeline stage of each forward node (empty: one
+/// Lets the backward pass of a step read copies. `blocks` are those of the step; `stage_of` gives the pipeline stage of each forward node (empty: one
 /// stage). The forward nodes keep their ids. A graph in which nothing is worth it comes back as it was.
 ///
 /// # Errors
 /// None in practice: every node is emitted on the types it had.
-pub fn apply(step: &Graph, what: Recompute, stage_of: &[u16]) -> Result<Graph, RewriteError> {
-    if what == Recompute::None {
-        return Ok(step.clone());
-    }
-    let blocks = blocks::find(step);
-    let regions = Regions::new(step, &blocks);
+pub fn apply(step: &Graph, blocks: &Blocks, what: Recompute, stage_of: &[u16]) -> Result<Graph, RewriteError> {
+    let regions = Regions::new(step, blocks);
     let chosen = match what {
         Recompute::None => return Ok(step.clone()),
-        Recompute::Selective => choose::selective(step, &blocks, &regions),
-        Recompute::Full => choose::full(step, &blocks, &regions),
+        Recompute::Selective => choose::selective(step, blocks, &regions),
+        Recompute::Full => choose::full(step, blocks, &regions),
     };
     if !chosen.contains(&true) {
         return Ok(step.clone());

@@ -117,11 +117,10 @@ fn pick_storage(d: &mut Draw, ty: &Type, mesh: &Mesh) -> Spec {
     if spec.local(ty, mesh).is_some() { spec } else { Spec::replicated(ty.rank()) }
 }
 
-fn random_assignment(graph: &Graph, mesh: Mesh, stages: usize, micro_batches: usize, d: &mut Draw) -> Assignment {
+/// `cuts` are the first forward nodes of all stages but the first.
+fn random_assignment(graph: &Graph, mesh: Mesh, cuts: &[usize], micro_batches: usize, d: &mut Draw) -> Assignment {
     let n = graph.nodes.len();
-    let forward = graph.nodes.iter().filter(|n| n.section == Section::Forward).count();
-    let mut cuts: Vec<usize> = (1..stages).map(|_| d.below(forward + 1)).collect();
-    cuts.sort_unstable();
+    let stages = cuts.len() + 1;
     let mut stage = vec![StageId(0); n];
     let mut stateless = vec![false; n];
     let mut everywhere = vec![false; n];
@@ -178,24 +177,31 @@ fn check(seed: u64, train: Option<Recompute>) {
     let micro_batches = [1, 1, 2, 4][d.below(4)];
     let batch = 8;
     // The whole is the plain step: what it is compared with must not be recomputed too.
-    let build = |batch: usize, recompute: Recompute| {
+    let build = |batch: usize, recompute: Recompute, stage_of: Option<Vec<u16>>| {
         let forward = model(batch);
         let Some(_) = train else { return forward };
         let options = TrainOptions {
             gradient_outputs: true,
             optimizer: Optimizer::Sgd(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0, nesterov: false }),
             recompute,
+            stage_of,
             ..TrainOptions::default()
         };
         train_step(&forward, &options).unwrap()
     };
     let what = train.unwrap_or_default();
-    let (whole, graph) = (build(batch, Recompute::None), build(batch / micro_batches, what));
+    let whole = build(batch, Recompute::None, None);
+    let forward = whole.nodes.iter().filter(|n| n.section == Section::Forward).count();
+    let mesh = Mesh::new([(AxisName::Dp, 1 + d.below(3)), (AxisName::Tp, 1 + d.below(3))]);
+    let mut cuts: Vec<usize> = (0..d.below(3)).map(|_| d.below(forward + 1)).collect();
+    cuts.sort_unstable();
+    // Copies are made for the stage of their original, so recomputation must know the stages.
+    let stage = |n: usize| cuts.iter().filter(|c| **c <= n).count() as u16;
+    let stage_of = (what != Recompute::None).then(|| (0..forward).map(stage).collect());
+    let graph = build(batch / micro_batches, what, stage_of);
     let copies = recompute::originals(&graph).iter().flatten().count();
     assert_eq!(copies > 0, what != Recompute::None, "seed {seed}: {copies} copies");
-    let mesh = Mesh::new([(AxisName::Dp, 1 + d.below(3)), (AxisName::Tp, 1 + d.below(3))]);
-    let stages = 1 + d.below(3);
-    let a = random_assignment(&graph, mesh, stages, micro_batches, &mut d);
+    let a = random_assignment(&graph, mesh, &cuts, micro_batches, &mut d);
     let job = compile(&graph, &a).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
 
     let inputs: Vec<Tensor> = whole.inputs.iter().map(|i| d.tensor(whole.ty(i.value), 18.0)).collect();

@@ -4,12 +4,13 @@
 mod recorded;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use autoshard_ir::graph::{Def, Graph, NodeId, Section};
+use autoshard_ir::graph::{Def, Graph, Init, NodeId, Section, StateKind};
 use autoshard_ir::onnx::Model;
 use autoshard_ir::train::recompute::{kept, originals};
 use autoshard_ir::train::{Loss, Precision, Recompute, TrainOptions, train_step};
-use autoshard_ir::{Tensor, blocks, interp, text, verify};
+use autoshard_ir::{Builder, DType, Tensor, Type, blocks, interp, text, verify};
 
 use recorded::{bindings, models, npz};
 
@@ -137,8 +138,6 @@ fn full_recomputation_keeps_the_residual_stream_alone() {
     ] {
         let (graph, _) = forward(name);
         let g = step(&graph, Recompute::Full, Precision::Bf16);
-        let f = g.nodes.iter().take_while(|n| n.section == Section::Forward).count();
-        println!("{name} {:?} {f}", blocks::find(&g).runs);
         let (b, s, h) = if name.starts_with("vit") { (2, 17, 64) } else { (2, 12, 64) };
         assert_eq!(kept_per_block(&g), vec![2 * s * b * h; layers], "{name}");
     }
@@ -164,5 +163,75 @@ fn blocks_are_recomputed_one_after_the_other() {
             }
         }
         assert_eq!(at, 0, "{name}");
+    }
+}
+
+/// A copy of a dropout drops what the original drops: random numbers are a function of seed, step and element.
+#[test]
+fn recomputed_dropout_drops_the_same() {
+    let mut b = Builder::new("dropout");
+    let mut x = b.input("x", Type::new(DType::F32, [6, 16]), Some(0));
+    for layer in 0..3 {
+        let ty = Type::new(DType::F32, [16, 16]);
+        let w = b.state(format!("{layer}.w"), StateKind::Parameter, ty, Init::Zeros, None);
+        let w = b.graph().state(w).read;
+        let h = b.einsum("bk,kn->bn", x, w).unwrap();
+        let t = b.tanh(h).unwrap();
+        let (y, _) = b.dropout(t, 0.5, 7, None).unwrap();
+        let y = b.mul(y, h).unwrap();
+        x = b.add(x, y).unwrap();
+    }
+    let loss = b.reduce_sum(x, &[0, 1], false).unwrap();
+    b.output("loss", loss, None);
+    let graph = b.finish();
+    let plain = step(&graph, Recompute::None, Precision::F32);
+    let ins = [Tensor::f32([6, 16], &(0..96).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>())];
+    let weight = Tensor::f32([16, 16], &(0..256).map(|i| (i as f32 * 0.11).cos()).collect::<Vec<_>>());
+    let states: Vec<Arc<Tensor>> = plain
+        .states
+        .iter()
+        .map(|s| {
+            let ty = plain.ty(s.read).clone();
+            Arc::new(if s.kind == StateKind::Parameter { weight.clone() } else { Tensor::zeros(ty) })
+        })
+        .collect();
+    let want = interp::run(&plain, &ins, &states).unwrap();
+    for way in WAYS {
+        let g = step(&graph, way, Precision::F32);
+        let dropouts = g.nodes.iter().filter(|n| n.op.name() == "Dropout" && n.section == Section::Backward).count();
+        assert!(dropouts > 0, "{way:?}");
+        assert_eq!(interp::run(&g, &ins, &states).unwrap().outputs, want.outputs, "{way:?}");
+    }
+}
+
+/// Stages cut blocks wherever they like: what comes from another stage is kept there, never made there.
+#[test]
+fn copies_stay_in_the_stage_of_their_original() {
+    let (graph, inputs) = forward("gpt2-loss-dyn");
+    let plain = step(&graph, Recompute::None, Precision::F32);
+    let forward = plain.nodes.iter().take_while(|n| n.section == Section::Forward).count();
+    let ins: Vec<Tensor> = plain.inputs.iter().map(|x| inputs[&x.name].clone()).collect();
+    let states = recorded::states(&plain);
+    let want = interp::run(&plain, &ins, &states).unwrap();
+    for cut in (20..forward).step_by(17) {
+        for way in WAYS {
+            let stage_of: Vec<u16> = (0..forward).map(|i| u16::from(i >= cut)).collect();
+            let g = train_step(
+                &graph,
+                &TrainOptions { stage_of: Some(stage_of.clone()), ..options(&graph, way, Precision::F32) },
+            )
+            .unwrap();
+            verify::verify(&g).unwrap_or_else(|v| panic!("{}", verify::report(&v)));
+            let stage = |n: NodeId| g.node(n).of.map_or(0, |f| stage_of[f.index()]);
+            for (id, original) in g.node_ids().zip(originals(&g)) {
+                for p in g.node(id).inputs.iter().filter_map(|&v| g.producer(v)).filter(|_| original.is_some()) {
+                    if g.node(p).section == Section::Backward {
+                        assert_eq!(stage(p), stage(id), "cut at {cut}, {way:?}: {id} reads the copy {p}");
+                    }
+                }
+            }
+            let got = interp::run(&g, &ins, &states).unwrap();
+            assert_eq!(got.outputs[0], want.outputs[0], "cut at {cut}, {way:?}");
+        }
     }
 }

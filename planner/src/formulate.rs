@@ -313,7 +313,7 @@ fn row_limit(bytes: u64) -> i64 {
 /// The least bytes on a rank of everything that rows can hold: the same for all ways of recomputation.
 pub struct LeastBytes {
     /// By class of nodes and result: of choices that make it, and of those that make it a view.
-    results: Vec<Vec<[u64; 2]>>,
+    results: Vec<Vec<[Option<u64>; 2]>>,
     /// By class of states.
     states: Vec<u64>,
     inputs: Vec<u64>,
@@ -325,9 +325,8 @@ impl LeastBytes {
     /// Of everything at its smallest.
     pub fn new(graph: &Graph, blocks: &Blocks, space: &Space, mesh: &Mesh) -> LeastBytes {
         let views = views::choices(graph, blocks, space, mesh);
-        let least = |specs: &mut dyn Iterator<Item = &Spec>, v: ValueId| {
-            specs.map(|s| local_bytes(s, graph.ty(v), mesh)).min().unwrap_or(UNLIMITED)
-        };
+        let least =
+            |specs: &mut dyn Iterator<Item = &Spec>, v: ValueId| specs.map(|s| local_bytes(s, graph.ty(v), mesh)).min();
         let results = |class: usize| {
             let of = |(out, &v): (usize, &ValueId)| {
                 [false, true].map(|view| {
@@ -343,13 +342,13 @@ impl LeastBytes {
                 .states
                 .iter()
                 .zip(&space.storage)
-                .map(|(members, specs)| least(&mut specs.iter(), graph.state(members[0]).read))
+                .map(|(members, specs)| least(&mut specs.iter(), graph.state(members[0]).read).unwrap_or(0))
                 .collect(),
             inputs: graph
                 .inputs
                 .iter()
                 .zip(&space.inputs)
-                .map(|(x, specs)| least(&mut specs.iter(), x.value))
+                .map(|(x, specs)| least(&mut specs.iter(), x.value).unwrap_or(0))
                 .collect(),
             views,
         }
@@ -360,19 +359,20 @@ impl LeastBytes {
 pub fn least_rows(step: &Step<'_>, bytes: &LeastBytes) -> Vec<MemoryBreakdown> {
     let mut least = vec![MemoryBreakdown::default(); step.stages.count];
     for ((source, stage), held) in usage(step, &bytes.views, &uses(step.graph, step.blocks)) {
-        let times = |bytes: u64, count: u64| bytes.saturating_mul(count);
         let (bytes, category) = match source {
             Source::Node(c, out) => {
                 let accumulates = step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE;
                 let category = if accumulates { Category::Gradients } else { Category::Activations };
                 let [made, view] = bytes.results[c as usize][out as usize];
-                (times(made, held.always + held.unless_view).min(times(view, held.always)), category)
+                let made = made.map(|b| b * (held.always + held.unless_view));
+                let view = view.map(|b| b * held.always);
+                (made.into_iter().chain(view).min().unwrap_or(0), category)
             }
             Source::State(c) => {
                 let kind = step.graph.state(step.blocks.states[c as usize][0]).kind;
-                (times(bytes.states[c as usize], held.always), category(kind))
+                (bytes.states[c as usize] * held.always, category(kind))
             }
-            Source::Input(i) => (times(bytes.inputs[i as usize], held.always), Category::Activations),
+            Source::Input(i) => (bytes.inputs[i as usize] * held.always, Category::Activations),
         };
         least[stage].add(category, Bytes(bytes));
     }

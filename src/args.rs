@@ -86,6 +86,19 @@ pub enum ScheduleArg {
     OneF1B,
 }
 
+/// What the backward pass makes anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RecomputeArg {
+    /// Nothing: all that the backward pass reads is kept.
+    None,
+    /// Operators bound by memory, and attention scores, where that lowers the bytes kept.
+    Selective,
+    /// All repeated blocks, from what enters them.
+    Full,
+    /// As is fastest within memory.
+    Auto,
+}
+
 /// What is minimised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ObjectiveArg {
@@ -172,6 +185,9 @@ pub struct SearchArgs {
     /// Pipeline schedule
     #[arg(long, value_enum)]
     pub schedule: Option<ScheduleArg>,
+    /// Activations that the backward pass computes anew instead of keeping them [default: auto when training]
+    #[arg(long, value_enum)]
+    pub recompute: Option<RecomputeArg>,
     /// Memory that a rank may use, in GiB [default: what the device has, less the framework's reserve]
     #[arg(long, value_name = "GiB")]
     pub memory_limit: Option<f64>,

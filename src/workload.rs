@@ -6,9 +6,13 @@ use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::assignment::Schedule;
 use autoshard_planner::constraints::{Constraints, Objective};
-use autoshard_planner::request::{LossChoice, Mode, OptimizerChoice, PlanRequest, PrecisionChoice, Workload};
+use autoshard_planner::request::{
+    LossChoice, Mode, OptimizerChoice, PlanRequest, PrecisionChoice, RecomputeChoice, Workload,
+};
 
-use crate::args::{self, ObjectiveArg, OptimizerArg, PrecisionArg, ScheduleArg, SearchArgs, Toggle, WorkloadArgs};
+use crate::args::{
+    self, ObjectiveArg, OptimizerArg, PrecisionArg, RecomputeArg, ScheduleArg, SearchArgs, Toggle, WorkloadArgs,
+};
 use crate::failure::Failure;
 
 /// Parses `NAME=N` flags against the symbols of a model; `batch` is bound elsewhere.
@@ -149,7 +153,7 @@ pub fn request(
         });
     }
     let workload = Workload { mode, dims, precision, loss, ..workload };
-    let constraints = constraints(s, cluster, batch_symbol.is_none())?;
+    let constraints = constraints(s, cluster, mode, batch_symbol.is_none())?;
     let time_limit_s = s.time_limit.unwrap_or(60.0);
     if !(time_limit_s > 0.0 && time_limit_s.is_finite() && (0.0..1.0).contains(&s.gap)) {
         return Err(Failure::usage("--time-limit must be above 0, and --gap from 0 to below 1"));
@@ -172,7 +176,7 @@ fn fixed_batch(model: &Model) -> usize {
     first.and_then(|b| usize::try_from(b).ok()).unwrap_or(1).max(1)
 }
 
-fn constraints(s: &SearchArgs, cluster: &Cluster, fixed: bool) -> Result<Constraints, Failure> {
+fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Result<Constraints, Failure> {
     let gpus = cluster.gpus();
     let mut problems = Vec::new();
     for (name, size) in [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp)] {
@@ -192,6 +196,10 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, fixed: bool) -> Result<Constra
     if fixed && s.micro_batch.is_some() {
         problems.push("--micro-batch has no effect: the batch size is fixed in the model".into());
     }
+    if mode == Mode::Infer && s.recompute.is_some_and(|r| r != RecomputeArg::None) {
+        problems
+            .push("--recompute has no effect in inference: there is no backward pass to keep activations for".into());
+    }
     if !problems.is_empty() {
         return Err(Failure::usage(problems.join("\n")));
     }
@@ -209,6 +217,12 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, fixed: bool) -> Result<Constra
         schedule: s.schedule.map(|x| match x {
             ScheduleArg::Gpipe => Schedule::GPipe,
             ScheduleArg::OneF1B => Schedule::OneF1B,
+        }),
+        recompute: s.recompute.and_then(|r| match r {
+            RecomputeArg::None => Some(RecomputeChoice::None),
+            RecomputeArg::Selective => Some(RecomputeChoice::Selective),
+            RecomputeArg::Full => Some(RecomputeChoice::Full),
+            RecomputeArg::Auto => None,
         }),
         memory_limit: s.memory_limit.map(|g| (g * (1u64 << 30) as f64) as u64),
     })

@@ -50,6 +50,12 @@ fn of_plan() {
         (plan(&good, &["--gpus", "8", "--dim", "heads=4"]), 2, vec!["no symbol `heads`"]),
         (plan(&good, &["--gpus", "8", "--loss", "output:accuracy"]), 1, vec!["accuracy", "logits"]),
         (plan(&good, &["--gpus", "8", "--memory-limit", "0.0001"]), 3, vec!["no plan fits", "would help"]),
+        (
+            plan(&good, &["--gpus", "8", "--mode", "infer", "--recompute", "full"]),
+            2,
+            vec!["--recompute has no effect in inference"],
+        ),
+        (plan(&good, &["--gpus", "8", "--recompute", "some"]), 2, vec!["none, selective, full, auto"]),
         (plan(&good, &["--gpus", "8", "--zero", "4"]), 2, vec!["4 is not in 0..=3"]),
         (
             vec!["plan".into(), good.clone(), "--gpus".into(), "8".into(), "-o".into(), output.clone()],

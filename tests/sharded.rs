@@ -35,6 +35,14 @@ const PLANS: &[(&str, usize, &[&str])] = &[
     ("zero 2", 2, &["--dp", "2", "--zero", "2", "--micro-batch", "2"]),
     ("zero 3", 2, &["--dp", "2", "--zero", "3"]),
     ("sequence parallel", 2, &["--tp", "2", "--sequence-parallel", "on"]),
+    ("selective, dp=2 zero 3", 2, &["--dp", "2", "--zero", "3", "--recompute", "selective"]),
+    ("full, dp=2 zero 3", 2, &["--dp", "2", "--zero", "3", "--recompute", "full"]),
+    (
+        "selective, tp=2 pp=2, 4 micro-batches",
+        4,
+        &["--tp", "2", "--pp", "2", "--micro-batch", "2", "--recompute", "selective"],
+    ),
+    ("full, tp=2 pp=2, 4 micro-batches", 4, &["--tp", "2", "--pp", "2", "--micro-batch", "2", "--recompute", "full"]),
     ("gpipe", 2, &["--pp", "2", "--micro-batch", "2", "--schedule", "gpipe"]),
     ("planner's choice for 8", 8, &[]),
 ];
@@ -54,7 +62,8 @@ fn check(models: &[&str]) {
             base.extend(["--dim", "sequence=12"]);
         }
         for (name, gpus, pins) in PLANS {
-            if pins.contains(&"--zero") && !LOSS.contains(model) {
+            let of_training = pins.contains(&"--zero") || pins.contains(&"--recompute");
+            if of_training && !LOSS.contains(model) {
                 continue;
             }
             let plan = dir.path().join("plan.json");

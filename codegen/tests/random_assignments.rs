@@ -9,7 +9,7 @@ use std::sync::Arc;
 use autoshard_codegen::compile;
 use autoshard_ir::graph::{Def, Init, StateKind};
 use autoshard_ir::ops::optimizer::Sgd;
-use autoshard_ir::train::{Optimizer, TrainOptions, train_step};
+use autoshard_ir::train::{Optimizer, Recompute, TrainOptions, recompute, train_step};
 use autoshard_ir::{Builder, DType, Graph, Section, Tensor, Type, interp};
 use autoshard_planner::assignment::{Assignment, Schedule, StageId};
 use autoshard_planner::mesh::{AxisName, Mesh};
@@ -117,11 +117,10 @@ fn pick_storage(d: &mut Draw, ty: &Type, mesh: &Mesh) -> Spec {
     if spec.local(ty, mesh).is_some() { spec } else { Spec::replicated(ty.rank()) }
 }
 
-fn random_assignment(graph: &Graph, mesh: Mesh, stages: usize, micro_batches: usize, d: &mut Draw) -> Assignment {
+/// `cuts` are the first forward nodes of all stages but the first.
+fn random_assignment(graph: &Graph, mesh: Mesh, cuts: &[usize], micro_batches: usize, d: &mut Draw) -> Assignment {
     let n = graph.nodes.len();
-    let forward = graph.nodes.iter().filter(|n| n.section == Section::Forward).count();
-    let mut cuts: Vec<usize> = (1..stages).map(|_| d.below(forward + 1)).collect();
-    cuts.sort_unstable();
+    let stages = cuts.len() + 1;
     let mut stage = vec![StageId(0); n];
     let mut stateless = vec![false; n];
     let mut everywhere = vec![false; n];
@@ -172,26 +171,37 @@ fn distance(a: &Tensor, b: &Tensor) -> f64 {
     norm(&mut a.iter().zip(&b).map(|(x, y)| x - y)) / norm(&mut b.iter().copied()).max(1e-6)
 }
 
-fn check(seed: u64, train: bool) {
+/// `train`: a training step with that recomputed.
+fn check(seed: u64, train: Option<Recompute>) {
     let mut d = Draw(seed);
     let micro_batches = [1, 1, 2, 4][d.below(4)];
     let batch = 8;
-    let build = |batch: usize| {
+    // The whole is the plain step: what it is compared with must not be recomputed too.
+    let build = |batch: usize, recompute: Recompute, stage_of: Option<Vec<u16>>| {
         let forward = model(batch);
-        if !train {
-            return forward;
-        }
+        let Some(_) = train else { return forward };
         let options = TrainOptions {
             gradient_outputs: true,
             optimizer: Optimizer::Sgd(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0, nesterov: false }),
+            recompute,
+            stage_of,
             ..TrainOptions::default()
         };
         train_step(&forward, &options).unwrap()
     };
-    let (whole, graph) = (build(batch), build(batch / micro_batches));
+    let what = train.unwrap_or_default();
+    let whole = build(batch, Recompute::None, None);
+    let forward = whole.nodes.iter().filter(|n| n.section == Section::Forward).count();
     let mesh = Mesh::new([(AxisName::Dp, 1 + d.below(3)), (AxisName::Tp, 1 + d.below(3))]);
-    let stages = 1 + d.below(3);
-    let a = random_assignment(&graph, mesh, stages, micro_batches, &mut d);
+    let mut cuts: Vec<usize> = (0..d.below(3)).map(|_| d.below(forward + 1)).collect();
+    cuts.sort_unstable();
+    // Copies are made for the stage of their original, so recomputation must know the stages.
+    let stage = |n: usize| cuts.iter().filter(|c| **c <= n).count() as u16;
+    let stage_of = (what != Recompute::None).then(|| (0..forward).map(stage).collect());
+    let graph = build(batch / micro_batches, what, stage_of);
+    let copies = recompute::originals(&graph).iter().flatten().count();
+    assert_eq!(copies > 0, what != Recompute::None, "seed {seed}: {copies} copies");
+    let a = random_assignment(&graph, mesh, &cuts, micro_batches, &mut d);
     let job = compile(&graph, &a).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
 
     let inputs: Vec<Tensor> = whole.inputs.iter().map(|i| d.tensor(whole.ty(i.value), 18.0)).collect();
@@ -215,7 +225,7 @@ fn check(seed: u64, train: bool) {
     let feeds: BTreeMap<String, Tensor> = whole.inputs.iter().zip(inputs).map(|(i, t)| (i.name.clone(), t)).collect();
     let got = session.step(&feeds).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     for (o, want) in whole.outputs.iter().zip(&want.outputs) {
-        if !train && o.name == "loss" && micro_batches > 1 {
+        if train.is_none() && o.name == "loss" && micro_batches > 1 {
             continue; // the mean of one micro-batch
         }
         let off = distance(&got[&o.name], want);
@@ -236,7 +246,9 @@ fn reshapes_are_views() {
         let mut d = Draw(seed);
         let graph = train_step(&model(4), &TrainOptions::default()).unwrap();
         let mesh = Mesh::new([(AxisName::Dp, 2), (AxisName::Tp, 2)]);
-        let a = random_assignment(&graph, mesh, 2, 2, &mut d);
+        let forward = graph.nodes.iter().filter(|n| n.section == Section::Forward).count();
+        let cut = d.below(forward + 1);
+        let a = random_assignment(&graph, mesh, &[cut], 2, &mut d);
         for p in &compile(&graph, &a).unwrap().stages {
             for instr in List::ALL.iter().flat_map(|l| p.list(*l)).filter(|i| i.mnemonic() == "Reshape") {
                 *(if p.view(instr).is_some() { &mut views } else { &mut copies }) += 1;
@@ -248,10 +260,18 @@ fn reshapes_are_views() {
 
 #[test]
 fn inference() {
-    (0..40).for_each(|seed| check(seed, false));
+    (0..40).for_each(|seed| check(seed, None));
 }
 
 #[test]
 fn training() {
-    (1000..1060).for_each(|seed| check(seed, true));
+    (1000..1060).for_each(|seed| check(seed, Some(Recompute::None)));
+}
+
+/// Copies with strategies of their own, which no planner would give them, in the stages of their originals.
+#[test]
+fn training_with_recomputation() {
+    for (seed, what) in (2000..2060).zip([Recompute::Selective, Recompute::Full].into_iter().cycle()) {
+        check(seed, Some(what));
+    }
 }

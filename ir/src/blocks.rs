@@ -7,7 +7,8 @@
 //! The first block takes from outside what the others take from their predecessor.
 //!
 //! *Classes* partition nodes and states: forward nodes by their position in a run (others alone); `Backward` nodes by the
-//! class of the forward node they serve and their rank among its derived nodes; `Update` nodes by the state or accumulated
+//! class of the forward node they serve and their rank among its derived nodes, copies of forward nodes
+//! ([`crate::train::recompute`]) in the class of the original; `Update` nodes by the state or accumulated
 //! gradient that they go back to; states by the classes that read them. Members of a class have equal operators and
 //! types. Class ids are dense and in order of their first members.
 
@@ -16,6 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::graph::{Def, Graph, NodeId, Section, StateId, ValueId};
 use crate::op::Op;
 use crate::tensor::Type;
+use crate::train::recompute::originals;
 
 /// A stretch of the forward sequence that repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +52,23 @@ pub struct Blocks {
     pub states: Vec<Vec<StateId>>,
 }
 
+impl Blocks {
+    /// How many members of a class of nodes are copies, made in the backward pass, of the others.
+    pub fn copies(&self, graph: &Graph, class: usize) -> usize {
+        let members = &self.nodes[class];
+        let backward = members.iter().filter(|m| graph.node(**m).section == Section::Backward).count();
+        if backward < members.len() { backward } else { 0 }
+    }
+}
+
 /// Finds runs and classes.
 pub fn find(graph: &Graph) -> Blocks {
-    let mut blocks = Blocks { runs: runs(graph), ..Blocks::default() };
+    classes(graph, runs(graph))
+}
+
+/// Finds classes where the runs are known: those of a graph with the same forward nodes.
+pub fn classes(graph: &Graph, runs: Vec<Run>) -> Blocks {
+    let mut blocks = Blocks { runs, ..Blocks::default() };
     classify(graph, forward(graph), &mut blocks);
     blocks
 }
@@ -238,6 +254,7 @@ fn classify(graph: &Graph, forward: usize, blocks: &mut Blocks) {
     let mut ranks: HashMap<(Of, Section, &Op, Vec<&Type>), usize> = HashMap::new();
     let mut owners: HashMap<NodeId, Of> = HashMap::new();
     let all = blocks.runs.clone();
+    let originals = originals(graph);
     let mut runs = all.iter().enumerate().peekable();
     for id in graph.node_ids() {
         let (i, n) = (id.index(), graph.node(id));
@@ -245,6 +262,12 @@ fn classify(graph: &Graph, forward: usize, blocks: &mut Blocks) {
             parameters(graph, blocks);
         }
         while runs.next_if(|(_, r)| i >= r.end()).is_some() {}
+        if let Some(original) = originals[i] {
+            let class = blocks.node_class[original.index()];
+            blocks.nodes[class as usize].push(id);
+            blocks.node_class.push(class);
+            continue;
+        }
         let key = if i < forward {
             match runs.peek() {
                 Some((at, r)) if i >= r.start => Key::Position(*at, (i - r.start) % r.period),

@@ -244,6 +244,20 @@ impl Graph {
         }
         uses
     }
+    /// Which forward nodes depend on no state (masks, positions).
+    pub fn stateless(&self) -> Vec<bool> {
+        let mut free = vec![false; self.nodes.len()];
+        for id in self.node_ids() {
+            let n = self.node(id);
+            let operand = |v: &_| match self.value(*v).def {
+                Def::State(_) => false,
+                Def::Node(p, _) => free[p.index()],
+                Def::Input(_) | Def::Const(_) => true,
+            };
+            free[id.index()] = n.section == Section::Forward && n.inputs.iter().all(operand);
+        }
+        free
+    }
     /// The number of elements of all parameters.
     pub fn parameter_count(&self) -> u64 {
         self.states.iter().filter(|s| s.kind == StateKind::Parameter).map(|s| self.ty(s.read).numel() as u64).sum()

@@ -1,9 +1,10 @@
-//! What the user pins: mesh sizes, storage, sequence parallelism, micro-batch, schedule, memory.
+//! What the user pins: mesh sizes, storage, sequence parallelism, micro-batch, schedule, recomputation, memory.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::Schedule;
+use crate::request::RecomputeChoice;
 
 /// Restrictions of the search; what is absent is free.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -32,6 +33,9 @@ pub struct Constraints {
     /// Order of forwards and backwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+    /// What the backward pass makes anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<RecomputeChoice>,
     /// Bytes that a rank may allocate; at most what the device has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,

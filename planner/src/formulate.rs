@@ -220,7 +220,7 @@ impl Formulation {
     }
 
     fn rows(&mut self, step: &Step<'_>, space: &Space, mesh: &Mesh, limits: &[u64], uses: &[Uses]) {
-        let usage = usage(step, space, mesh, uses);
+        let usage = usage(step, &views::choices(step.graph, step.blocks, space, mesh), uses);
         for stage in 0..step.stages.count {
             let limit = limits.get(stage).or(limits.last()).copied().unwrap_or(UNLIMITED);
             self.problem.add_row(row_limit(limit));
@@ -310,18 +310,70 @@ fn row_limit(bytes: u64) -> i64 {
     bytes.min(UNLIMITED) as i64
 }
 
-/// Per stage, the least that the rows of any choice hold, by category: every source at its smallest.
-pub fn least_rows(step: &Step<'_>, space: &Space, mesh: &Mesh) -> Vec<MemoryBreakdown> {
-    let mut least = vec![MemoryBreakdown::default(); step.stages.count];
-    for ((source, stage), held) in usage(step, space, mesh, &uses(step.graph, step.blocks)) {
-        let category = match source {
-            Source::Node(c, _) if step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE => {
-                Category::Gradients
-            }
-            Source::State(c) => category(step.graph.state(step.blocks.states[c as usize][0]).kind),
-            Source::Node(..) | Source::Input(_) => Category::Activations,
+/// The least bytes on a rank of everything that rows can hold: the same for all ways of recomputation.
+pub struct LeastBytes {
+    /// By class of nodes and result: of choices that make it, and of those that make it a view.
+    results: Vec<Vec<[Option<u64>; 2]>>,
+    /// By class of states.
+    states: Vec<u64>,
+    inputs: Vec<u64>,
+    /// See [`views::choices`].
+    views: Vec<Vec<bool>>,
+}
+
+impl LeastBytes {
+    /// Of everything at its smallest.
+    pub fn new(graph: &Graph, blocks: &Blocks, space: &Space, mesh: &Mesh) -> LeastBytes {
+        let views = views::choices(graph, blocks, space, mesh);
+        let least =
+            |specs: &mut dyn Iterator<Item = &Spec>, v: ValueId| specs.map(|s| local_bytes(s, graph.ty(v), mesh)).min();
+        let results = |class: usize| {
+            let of = |(out, &v): (usize, &ValueId)| {
+                [false, true].map(|view| {
+                    let choices = space.choices[class].iter().zip(&views[class]).filter(|(_, is)| **is == view);
+                    least(&mut choices.map(|(c, _)| &c.outputs[out]), v)
+                })
+            };
+            graph.node(blocks.nodes[class][0]).outputs.iter().enumerate().map(of).collect()
         };
-        let bytes = held.bytes(source, space, mesh).min().unwrap_or(0);
+        LeastBytes {
+            results: (0..blocks.nodes.len()).map(results).collect(),
+            states: blocks
+                .states
+                .iter()
+                .zip(&space.storage)
+                .map(|(members, specs)| least(&mut specs.iter(), graph.state(members[0]).read).unwrap_or(0))
+                .collect(),
+            inputs: graph
+                .inputs
+                .iter()
+                .zip(&space.inputs)
+                .map(|(x, specs)| least(&mut specs.iter(), x.value).unwrap_or(0))
+                .collect(),
+            views,
+        }
+    }
+}
+
+/// Per stage, the least that the rows of any choice hold, by category: every source at its smallest.
+pub fn least_rows(step: &Step<'_>, bytes: &LeastBytes) -> Vec<MemoryBreakdown> {
+    let mut least = vec![MemoryBreakdown::default(); step.stages.count];
+    for ((source, stage), held) in usage(step, &bytes.views, &uses(step.graph, step.blocks)) {
+        let (bytes, category) = match source {
+            Source::Node(c, out) => {
+                let accumulates = step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE;
+                let category = if accumulates { Category::Gradients } else { Category::Activations };
+                let [made, view] = bytes.results[c as usize][out as usize];
+                let made = made.map(|b| b * (held.always + held.unless_view));
+                let view = view.map(|b| b * held.always);
+                (made.into_iter().chain(view).min().unwrap_or(0), category)
+            }
+            Source::State(c) => {
+                let kind = step.graph.state(step.blocks.states[c as usize][0]).kind;
+                (bytes.states[c as usize] * held.always, category(kind))
+            }
+            Source::Input(i) => (bytes.inputs[i as usize] * held.always, Category::Activations),
+        };
         least[stage].add(category, Bytes(bytes));
     }
     least
@@ -465,9 +517,8 @@ impl Held {
 }
 
 /// What is allocated together for sure, per source and stage.
-fn usage(step: &Step<'_>, space: &Space, mesh: &Mesh, uses: &[Uses]) -> BTreeMap<(Source, usize), Held> {
+fn usage(step: &Step<'_>, views: &[Vec<bool>], uses: &[Uses]) -> BTreeMap<(Source, usize), Held> {
     let Step { graph, blocks, stages, pace } = step;
-    let views = views::choices(graph, blocks, space, mesh);
     let mut usage: BTreeMap<(Source, usize), Held> = BTreeMap::new();
     let mut add = |v: ValueId, stage: usize, count: usize, repeated: bool| {
         let Some(source) = source(graph, blocks, v) else { return };

@@ -7,7 +7,6 @@
 use autoshard_ir::graph::{Def, Graph};
 
 use crate::assignment::StageId;
-use crate::stages::stateless;
 
 /// There are too few places to cut at.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -81,7 +80,7 @@ struct Place {
 
 /// The places with fewest crossing bytes that have work on both sides of the cut before; the ends always.
 fn places(graph: &Graph, forward: usize, time: &[f64]) -> Vec<Place> {
-    let free = stateless(graph);
+    let free = graph.stateless();
     let mut change = vec![0i64; forward + 1];
     let mut last = vec![None; graph.values.len()];
     for i in 0..forward {

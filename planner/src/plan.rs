@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::assignment::{Assignment, Schedule, StageId};
 use crate::constraints::{Constraints, Objective};
 use crate::mesh::{AxisId, AxisName, Mesh, MeshAxis};
-use crate::request::{PlanRequest, StepGraph, Workload};
+use crate::request::{PlanRequest, RecomputeChoice, StepGraph, Workload};
 use crate::search::Found;
 use crate::simulate::StagePrediction;
 use crate::space::specs;
@@ -43,6 +43,9 @@ pub struct Plan {
     pub mesh: MeshEntry,
     /// Stages and micro-batches.
     pub pipeline: PipelineEntry,
+    /// What the backward pass makes anew.
+    #[serde(default)]
+    pub recompute: RecomputeChoice,
     /// Per class of nodes, in order: how it is split.
     pub operators: Vec<OperatorEntry>,
     /// Per class of states, in order: how it is stored.
@@ -116,6 +119,10 @@ pub struct PipelineEntry {
     pub cuts: Vec<usize>,
 }
 
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 /// A class of nodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OperatorEntry {
@@ -125,8 +132,11 @@ pub struct OperatorEntry {
     pub name: String,
     /// `forward`, `backward`, `update`.
     pub section: String,
-    /// Members.
+    /// Members, without those recomputed.
     pub count: usize,
+    /// How many of them the backward pass makes anew, split in the same way.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub recomputed: usize,
     /// Per axis that does something: `split NAME`, or `linear N`.
     pub strategy: BTreeMap<String, String>,
     /// Specs of operands.
@@ -162,7 +172,7 @@ pub struct Predicted {
     pub step_time_s: f64,
     /// Samples (times the sequence, where there is one) per second.
     pub tokens_per_s: f64,
-    /// Arithmetic of the unsharded step over time and GPUs.
+    /// Arithmetic of the unsharded step over time and GPUs; what is recomputed counts once.
     pub tflops_per_gpu: f64,
     /// Of the device's dense peak at the compute precision.
     pub mfu: f64,
@@ -179,6 +189,9 @@ pub struct Predicted {
 #[allow(missing_docs)]
 pub struct Breakdown {
     pub compute_s: f64,
+    /// The part of `compute_s` that makes forward results anew.
+    #[serde(default)]
+    pub recompute_s: f64,
     pub communication_s: f64,
     pub bubble_s: f64,
     pub optimizer_s: f64,
@@ -271,6 +284,9 @@ impl Plan {
         let (step, a) = (&best.step, &best.assignment);
         notes.push("compute and communication of a stage do not overlap in the prediction".into());
         notes.push("repeated blocks are planned alike; stages are cut for equal time".into());
+        if best.candidate.recompute != RecomputeChoice::None {
+            notes.push("what is recomputed is split as in the forward pass".into());
+        }
         notes.extend(best.notes.iter().cloned());
         let size = |name| a.mesh.find(name).map_or(1, |x| a.mesh.size(x));
         let (dp, tp) = (size(AxisName::Dp), size(AxisName::Tp));
@@ -303,6 +319,7 @@ impl Plan {
                 virtual_stages: 1,
                 cuts,
             },
+            recompute: best.candidate.recompute,
             operators: operators(step, a),
             states: step
                 .blocks
@@ -422,7 +439,10 @@ impl Plan {
         let forward = *p.cuts.last().unwrap_or(&0);
         let stage = |n: usize| StageId(p.cuts.iter().position(|c| n < *c).unwrap_or(0) as u16);
         let stages: Vec<StageId> = if p.stages == 1 { Vec::new() } else { (0..forward).map(stage).collect() };
-        let step = self.workload.step(graph, &stages, p.stages).map_err(|e| PlanError::Graph(e.to_string()))?;
+        let step = self
+            .workload
+            .step(graph, &stages, p.stages, self.recompute)
+            .map_err(|e| PlanError::Graph(e.to_string()))?;
         let blocks = &step.blocks;
         let counts = [
             ("forward nodes", step.forward, forward),
@@ -480,7 +500,9 @@ fn operators(step: &StepGraph, a: &Assignment) -> Vec<OperatorEntry> {
     step.blocks
         .nodes
         .iter()
-        .map(|members| {
+        .enumerate()
+        .map(|(class, members)| {
+            let recomputed = step.blocks.copies(&step.graph, class);
             let (n, strategy) = (step.graph.node(members[0]), a.strategy(members[0]));
             let rule = n.op.factors(&step.graph.input_types(n), &step.graph.output_types(n));
             OperatorEntry {
@@ -492,7 +514,8 @@ fn operators(step: &StepGraph, a: &Assignment) -> Vec<OperatorEntry> {
                     Section::Update => "update",
                 }
                 .into(),
-                count: members.len(),
+                count: members.len() - recomputed,
+                recomputed,
                 strategy: print_strategy(strategy, &rule, &a.mesh),
                 inputs: (0..n.inputs.len()).map(|i| show(strategy.input_spec(&rule, i))).collect(),
                 outputs: (0..n.outputs.len()).map(|i| show(strategy.output_spec(&rule, i))).collect(),
@@ -548,7 +571,12 @@ fn predicted(found: &Found, cluster: &Cluster, batch: usize) -> Predicted {
     let m = best.assignment.micro_batches as f64;
     let mut flops = 0.0;
     let mut dtype = autoshard_ir::DType::F32;
-    for n in &graph.nodes {
+    let blocks = &best.step.blocks;
+    for (n, class) in graph.nodes.iter().zip(&blocks.node_class) {
+        // Model arithmetic: a copy of a forward node is none.
+        if n.section == Section::Backward && graph.node(blocks.nodes[*class as usize][0]).section == Section::Forward {
+            continue;
+        }
         let work = n.op.work(&graph.input_types(n), &graph.output_types(n));
         flops += work.flops * if n.section == Section::Update { 1.0 } else { m };
         if work.gemm.is_some()
@@ -570,6 +598,7 @@ fn predicted(found: &Found, cluster: &Cluster, batch: usize) -> Predicted {
     let busiest = prediction.stages.iter().min_by(|a, b| a.idle_s.total_cmp(&b.idle_s)).cloned().unwrap_or_default();
     let breakdown = Breakdown {
         compute_s: m * (busiest.forward.compute_s + busiest.backward.compute_s),
+        recompute_s: m * busiest.recompute_s,
         communication_s: m * (busiest.forward.communication_s + busiest.backward.communication_s)
             + busiest.update.communication_s,
         bubble_s: busiest.idle_s.max(0.0),

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use autoshard_ir::blocks::{Blocks, find};
+use autoshard_ir::blocks::{Blocks, classes, find};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::ops::optimizer::{AdamW, Sgd};
-use autoshard_ir::train::{Loss, Optimizer, Precision, TrainError, TrainOptions, precision, prepare, step};
+use autoshard_ir::train::{
+    Loss, Optimizer, Precision, Recompute, TrainError, TrainOptions, precision, prepare, recompute, step,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +55,33 @@ pub enum PrecisionChoice {
     Fp16,
 }
 
-/// What is run: with the model, it determines the graph of a step.
+/// What the backward pass makes anew rather than keep, see [`Recompute`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeChoice {
+    /// Nothing.
+    #[default]
+    None,
+    /// What is cheap, where it lowers the bytes kept.
+    Selective,
+    /// All repeated blocks.
+    Full,
+}
+
+impl RecomputeChoice {
+    /// How many ways there are besides none.
+    pub const OTHERS: usize = 2;
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            RecomputeChoice::None => "none",
+            RecomputeChoice::Selective => "selective",
+            RecomputeChoice::Full => "full",
+        }
+    }
+}
+
+/// What is run: with the model and what is recomputed, it determines the graph of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Workload {
     /// Training or inference.
@@ -105,7 +133,7 @@ impl Workload {
         }
     }
 
-    /// As the options of [`autoshard_ir::train`].
+    /// As the options of [`autoshard_ir::train`], with nothing recomputed.
     pub fn train_options(&self) -> TrainOptions {
         let loss = match &self.loss {
             LossChoice::Output { output } => Loss::Output(output.clone()),
@@ -129,6 +157,7 @@ impl Workload {
             gradient_outputs: self.gradient_outputs,
             clip_norm: self.clip_norm,
             precision: self.precision(),
+            recompute: Recompute::None,
         }
     }
 
@@ -144,11 +173,18 @@ impl Workload {
         }
     }
 
-    /// The step of a graph as the file has it, with the stage of each node of [`Self::forward`]'s graph (empty: one stage).
+    /// The step of a graph as the file has it, with the stage of each node of [`Self::forward`]'s graph (empty: one
+    /// stage). Inference has nothing to recompute.
     ///
     /// # Errors
     /// As [`autoshard_ir::train::train_step`].
-    pub fn step(&self, graph: &Graph, stages: &[StageId], count: usize) -> Result<StepGraph, TrainError> {
+    pub fn step(
+        &self,
+        graph: &Graph,
+        stages: &[StageId],
+        count: usize,
+        recompute: RecomputeChoice,
+    ) -> Result<StepGraph, TrainError> {
         let graph = match self.mode {
             Mode::Infer => self.forward(graph)?,
             Mode::Train => {
@@ -164,7 +200,11 @@ impl Workload {
         let stages = place(&graph, stages, count);
         let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
         let tags = tags(&graph, &blocks);
-        Ok(StepGraph { graph, blocks, tags, stages, forward })
+        let plain = StepGraph { graph, blocks, tags, stages, forward, copies: 0 };
+        match (recompute, self.mode) {
+            (RecomputeChoice::None, _) | (_, Mode::Infer) => Ok(plain),
+            _ => plain.recompute(recompute),
+        }
     }
 }
 
@@ -180,6 +220,29 @@ pub struct StepGraph {
     pub stages: Stages,
     /// The number of forward nodes.
     pub forward: usize,
+    /// The number of nodes that are recomputed.
+    pub copies: usize,
+}
+
+impl StepGraph {
+    /// The step that makes some results anew. Its classes, and so their tags, are those of this one.
+    ///
+    /// # Errors
+    /// As [`recompute::apply`].
+    pub fn recompute(&self, choice: RecomputeChoice) -> Result<StepGraph, TrainError> {
+        let what = match choice {
+            RecomputeChoice::None => Recompute::None,
+            RecomputeChoice::Selective => Recompute::Selective,
+            RecomputeChoice::Full => Recompute::Full,
+        };
+        let forward = &self.stages.node[..self.forward];
+        let stage_of: Vec<u16> = forward.iter().map(|s| s.0).collect();
+        let graph = recompute::apply(&self.graph, &self.blocks, what, &stage_of)?;
+        let blocks = classes(&graph, self.blocks.runs.clone());
+        let copies = (0..blocks.nodes.len()).map(|class| blocks.copies(&graph, class)).sum();
+        let stages = place(&graph, forward, self.stages.count);
+        Ok(StepGraph { graph, blocks, tags: self.tags.clone(), stages, forward: self.forward, copies })
+    }
 }
 
 /// What is asked of the search.

@@ -1,16 +1,30 @@
-//! The outer search: over pipeline stages, meshes, micro-batches and schedules, with the ILP inside.
+//! The outer search: over pipeline stages, meshes, micro-batches, schedules and recomputation, with the ILP inside.
 //!
 //! **The space.** With `N` ranks: every `pp * dp * tp = N`, `tp` within one node and innermost (unless pinned), every
 //! number of micro-batches of [`micro_batches`], one cut into stages per (pp, micro-batch) by [`crate::pipeline`], one schedule
-//! (1F1B unless pinned; GPipe keeps more activations and is never faster here), and everything that [`crate::space`] allows.
-//! Repeated blocks are planned alike.
+//! (1F1B unless pinned; GPipe keeps more activations and is never faster here), in training every way of recomputation
+//! ([`RecomputeChoice`]), and everything that [`crate::space`] allows. Repeated blocks are planned alike, and so are a node and
+//! its copy in the backward pass.
 //!
 //! **The order.** Each candidate first gets a bound from the least time of every operator alone; candidates are solved from the
 //! least bound on, until no bound is below the best plan found. A solved candidate is simulated: the simulation judges, the
 //! ILP's proven bound enters the certificate.
 //!
 //! **Memory.** The ILP's rows hold what is surely allocated. If the simulated peak exceeds the limit, what lives only
-//! inside a section, and memory that could have been shared by views but is not, is taken off the limit and the candidate is solved again; its bound stays that of the first solve.
+//! inside a section, and memory that could have been shared by views but is not, is taken off the limit and the candidate is
+//! solved again; its bound stays that of the first solve.
+//!
+//! **Recomputation.** Since a copy is split as its original is, a decision for a step with copies is one for the step
+//! without, which then does less of the same work. So the optimum without copies and without regard to memory is a lower
+//! bound for all ways of recomputation, and it comes first: if it fits, no copy can gain anything, and the candidate's
+//! variants are done with, unbuilt. If it does not, they wait in the queue with that bound. Candidates whose states alone
+//! do not fit have no variants: copies save activations only.
+//!
+//! Read next: [`candidates`], [`crate::formulate`], [`crate::simulate`].
+
+pub mod candidates;
+mod outcome;
+mod queue;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,22 +32,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use autoshard_cost_models::{Bytes, Category, Cluster, MemoryBreakdown};
+use autoshard_cost_models::{Bytes, Category, Cluster};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::op::Work;
+use autoshard_ir::train::TrainError;
 use autoshard_ir::{DType, NodeId};
 
-use crate::assignment::{Assignment, Schedule};
+use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
-use crate::formulate::{Formulation, Pace, Step, UNLIMITED, compute, least_rows};
-use crate::mesh::{AxisName, Mesh};
+use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
+use crate::mesh::Mesh;
 use crate::pipeline::cut;
-use crate::request::{Mode, PlanRequest, StepGraph};
-use crate::simulate::{Prediction, simulate};
+use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
+use crate::simulate::simulate;
 use crate::solver::{Options, SolveError, solve};
 use crate::space::Space;
-use crate::stages::stateless;
+use crate::strategies::Choice;
 use crate::times::Times;
+use candidates::{may_recompute, variants};
+use queue::{Queue, Waiting};
+
+pub use candidates::{Candidate, candidates, micro_batches};
+pub use outcome::{Alternative, Certificate, Closest, Found, SearchError, Solved};
 
 /// Where graphs come from: the file, for a batch size.
 pub trait GraphSource {
@@ -50,234 +70,8 @@ impl<F: Fn(usize) -> Result<Graph, String>> GraphSource for F {
     }
 }
 
-/// A point of the outer space.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
-    /// Pipeline stages.
-    pub stages: usize,
-    /// The mesh of a stage.
-    pub mesh: Mesh,
-    /// Micro-batches and schedule.
-    pub pace: Pace,
-}
-
-impl Candidate {
-    /// As shown: `pp=2 dp=4 tp=1, 8 micro-batches`.
-    pub fn show(&self) -> String {
-        let size = |name| self.mesh.find(name).map_or(1, |a| self.mesh.size(a));
-        let m = self.pace.micro_batches;
-        format!(
-            "pp={} dp={} tp={}, {m} micro-batch{}",
-            self.stages,
-            size(AxisName::Dp),
-            size(AxisName::Tp),
-            if m == 1 { "" } else { "es" }
-        )
-    }
-}
-
-/// A solved candidate.
-pub struct Solved {
-    /// Which.
-    pub candidate: Candidate,
-    /// The step graph.
-    pub step: Rc<StepGraph>,
-    /// The decision.
-    pub assignment: Assignment,
-    /// What it takes.
-    pub prediction: Prediction,
-    /// Objective of the ILP, seconds.
-    pub ilp_objective_s: f64,
-    /// Constraints that could not be kept to the letter.
-    pub notes: Vec<String>,
-}
-
-/// The best of a mesh that is not the best of all.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Alternative {
-    /// Which.
-    pub candidate: Candidate,
-    /// Seconds of a step.
-    pub step_time_s: f64,
-    /// Bytes on the fullest rank.
-    pub peak_bytes: u64,
-}
-
-/// What is proven.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Certificate {
-    /// Simulated seconds of the plan (bytes, for least memory).
-    pub objective: f64,
-    /// No plan of the searched space takes less.
-    pub bound: f64,
-    /// Candidates in the space, and how many were solved.
-    pub candidates: usize,
-    /// See above.
-    pub solved: usize,
-    /// Whether time ran out or the search was interrupted.
-    pub cut_short: bool,
-}
-
-impl Certificate {
-    /// (objective - bound) / objective.
-    pub fn gap(&self) -> f64 {
-        if self.objective > 0.0 { ((self.objective - self.bound) / self.objective).max(0.0) } else { 0.0 }
-    }
-}
-
-/// The outcome of a search.
-pub struct Found {
-    /// The best plan.
-    pub best: Solved,
-    /// What is proven of it.
-    pub certificate: Certificate,
-    /// The best of every other mesh that was solved, best first.
-    pub alternatives: Vec<Alternative>,
-    /// Bytes a rank may allocate.
-    pub memory_limit: u64,
-}
-
-/// The nearest to fitting.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Closest {
-    /// Which candidate.
-    pub candidate: String,
-    /// Bytes too many on the fullest rank.
-    pub excess: u64,
-    /// What takes most there.
-    pub category: Category,
-    /// Bytes of it.
-    pub category_bytes: u64,
-}
-
-impl Closest {
-    fn new(c: &Candidate, memory: &MemoryBreakdown, limit: u64) -> Closest {
-        let largest = memory.0.iter().filter(|(c, _)| **c != Category::Reserve).max_by_key(|(_, b)| b.0);
-        let (category, bytes) = largest.map_or((Category::Weights, 0), |(c, b)| (*c, b.0));
-        Closest {
-            candidate: c.show(),
-            excess: memory.allocated().0.saturating_sub(limit),
-            category,
-            category_bytes: bytes,
-        }
-    }
-}
-
-/// Why there is no plan.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum SearchError {
-    /// The graph cannot be made.
-    #[error("{0}")]
-    Graph(String),
-    /// The pins contradict each other, the cluster or the batch.
-    #[error("no configuration fits the constraints: {0}")]
-    Pins(String),
-    /// Nothing fits into memory.
-    #[error(
-        "no plan fits into {} per GPU; closest is {} with {} too much, of which {} of {}{}",
-        Bytes(*.limit), .closest.candidate, Bytes(.closest.excess), Bytes(.closest.category_bytes), .closest.category.name(),
-        .relaxations.iter().map(|r| format!("\n  would help: {r}")).collect::<String>()
-    )]
-    Memory {
-        /// Bytes a rank may allocate.
-        limit: u64,
-        /// The nearest to fitting.
-        closest: Closest,
-        /// Changes that would help, smallest first.
-        relaxations: Vec<String>,
-    },
-    /// Stopped before any plan was found.
-    #[error("stopped before any plan was found; give it more time (--time-limit)")]
-    Stopped,
-}
-
 /// Told after every candidate: solved so far, of how many, and the best time yet.
 pub type Progress<'a> = dyn Fn(usize, usize, Option<f64>) + 'a;
-
-/// Numbers of micro-batches worth trying: divisors of the samples per data-parallel rank, at most this many.
-const MICRO_BATCHES: usize = 6;
-
-/// The numbers of micro-batches that are tried when none is pinned: divisors of the samples that a data-parallel rank has
-/// per step, evenly spread in their order when there are many; with one stage, more than one is only good for memory.
-pub fn micro_batches(per_rank: usize) -> Vec<usize> {
-    let all: Vec<usize> = (1..=per_rank).filter(|m| per_rank % m == 0).collect();
-    if all.len() <= MICRO_BATCHES {
-        return all;
-    }
-    let last = all.len() - 1;
-    (0..MICRO_BATCHES).map(|i| all[(i * last + (MICRO_BATCHES - 1) / 2) / (MICRO_BATCHES - 1)]).collect()
-}
-
-/// All candidates.
-///
-/// # Errors
-/// Pins that leave none, with the reason.
-pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candidate>, SearchError> {
-    let (n, pins, batch) = (cluster.gpus(), &request.constraints, request.workload.global_batch);
-    let refuse = |text: String| Err(SearchError::Pins(text));
-    for (name, size) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp)] {
-        if let Some(size) = size.filter(|s| *s == 0 || n % s != 0) {
-            return refuse(format!("{name}={size} does not divide {n} GPUs"));
-        }
-    }
-    if batch == 0 {
-        return refuse("the batch is empty".into());
-    }
-    let divisors: Vec<usize> = (1..=n).filter(|d| n % d == 0).collect();
-    let mut found = Vec::new();
-    let mut reasons = Vec::new();
-    for &pp in divisors.iter().filter(|d| pins.pp.is_none_or(|p| p == **d)) {
-        for &tp in divisors.iter().filter(|d| (n / pp) % **d == 0) {
-            let dp = n / pp / tp;
-            let within = tp <= cluster.devices_per_node.max(1) || pins.tp.is_some();
-            if pins.tp.is_some_and(|p| p != tp) || pins.dp.is_some_and(|p| p != dp) || !within {
-                continue;
-            }
-            if batch % dp != 0 {
-                reasons.push(format!("a batch of {batch} is no multiple of dp={dp}"));
-                continue;
-            }
-            let per_rank = batch / dp;
-            let counts = match (pins.micro_batch, request.workload.mode) {
-                (Some(size), _) if size == 0 || per_rank % size != 0 => {
-                    reasons.push(format!(
-                        "{per_rank} samples per dp={dp} rank are no multiple of micro-batches of {size}"
-                    ));
-                    continue;
-                }
-                (Some(size), _) => vec![per_rank / size],
-                (None, Mode::Infer) if pp == 1 => vec![1],
-                (None, _) => micro_batches(per_rank),
-            };
-            let schedule = pins.schedule.unwrap_or(Schedule::OneF1B);
-            for micro_batches in counts {
-                found.push(Candidate {
-                    stages: pp,
-                    mesh: Mesh::new([(AxisName::Dp, dp), (AxisName::Tp, tp)]),
-                    pace: Pace { micro_batches, schedule },
-                });
-            }
-        }
-    }
-    if found.is_empty() {
-        reasons.sort();
-        reasons.dedup();
-        let pinned: Vec<String> = [("pp", pins.pp), ("dp", pins.dp), ("tp", pins.tp)]
-            .iter()
-            .filter_map(|(name, p)| p.map(|p| format!("{name}={p}")))
-            .collect();
-        let mesh = if pinned.is_empty() { "any mesh".into() } else { pinned.join(" ") };
-        match (pins.pp, pins.dp, pins.tp) {
-            (Some(pp), Some(dp), Some(tp)) if pp * dp * tp != n => {
-                reasons.insert(0, format!("{mesh} makes {} ranks, there are {n} GPUs", pp * dp * tp));
-            }
-            _ if reasons.is_empty() => reasons.push(format!("{mesh} is not possible on {n} GPUs")),
-            _ => reasons.insert(0, format!("{mesh} on {n} GPUs")),
-        }
-        return refuse(reasons.join("; "));
-    }
-    Ok(found)
-}
 
 /// Finds the best plan.
 ///
@@ -312,17 +106,47 @@ struct Search<'a> {
     /// Batches for which there is no graph, with the reason.
     refused: BTreeMap<usize, String>,
     /// One-stage steps by batch.
-    whole: BTreeMap<usize, Rc<StepGraph>>,
+    whole: BTreeMap<(usize, RecomputeChoice), Rc<StepGraph>>,
     /// Some steps cut into stages, by batch and stages, in order of making.
-    cut: Vec<((usize, usize), Rc<StepGraph>)>,
+    cut: Vec<((usize, usize, RecomputeChoice), Rc<StepGraph>)>,
+    /// What classes take at least by batch and mesh, or which has no choice.
+    least: BTreeMap<(usize, Mesh), Rc<Result<Least, String>>>,
+}
+
+/// What the search knows so far.
+struct Tally {
+    best: Option<Box<Solved>>,
+    /// No candidate that is done with gives less.
+    bound: f64,
+    alternatives: BTreeMap<(usize, Mesh), Alternative>,
+    closest: Option<Closest>,
+    impossible: Vec<String>,
+    solved: usize,
+    cut_short: bool,
+}
+
+impl Tally {
+    fn excess(&mut self, e: Closest) {
+        if self.closest.as_ref().is_none_or(|c| e.excess < c.excess) {
+            self.closest = Some(e);
+        }
+    }
+}
+
+/// The least that each class of a one-stage step takes on a mesh: the same for all ways of recomputation.
+struct Least {
+    /// Seconds of one member.
+    seconds: Vec<f64>,
+    bytes: LeastBytes,
 }
 
 /// What is known of a candidate without solving it.
 enum Quick {
-    /// Seconds it takes at least.
+    /// What it takes at least: seconds, for least memory bytes.
     Bound(f64),
-    /// Its states alone do not fit.
-    Excess(Closest),
+    /// What is surely allocated does not fit; if that is for its activations, what other ways of recomputation take at
+    /// least.
+    Excess(Closest, Option<f64>),
     /// Some operator has no choice.
     Impossible(String),
 }
@@ -338,6 +162,18 @@ enum Outcome {
     Impossible(String),
     /// No plan was found in its share of the time.
     Undecided,
+}
+
+impl Outcome {
+    fn name(&self) -> &'static str {
+        match self {
+            Outcome::Solved(..) => "solved",
+            Outcome::Worse(_) => "worse",
+            Outcome::Excess(..) => "excess",
+            Outcome::Impossible(_) => "impossible",
+            Outcome::Undecided => "undecided",
+        }
+    }
 }
 
 impl<'a> Search<'a> {
@@ -359,6 +195,7 @@ impl<'a> Search<'a> {
             refused: BTreeMap::new(),
             whole: BTreeMap::new(),
             cut: Vec::new(),
+            least: BTreeMap::new(),
         }
     }
 
@@ -374,96 +211,141 @@ impl<'a> Search<'a> {
         self.deadline = self.deadline.max(Instant::now()) + limit;
     }
 
+    fn memory(&self) -> bool {
+        self.request.objective == Objective::Memory
+    }
+
     fn run(&mut self, progress: &Progress<'_>) -> Result<Found, SearchError> {
         let all = candidates(self.cluster, self.request)?;
-        let total = all.len();
-        let mut impossible = Vec::new();
-        let mut queue: Vec<(f64, usize, Candidate)> = Vec::new();
-        let mut closest: Option<Closest> = None;
-        for (at, c) in all.into_iter().enumerate() {
-            match self.quick(&c)? {
-                Quick::Bound(bound) => queue.push((bound, at, c)),
-                Quick::Excess(e) if closest.as_ref().is_none_or(|c| e.excess < c.excess) => closest = Some(e),
-                Quick::Excess(_) => {}
-                Quick::Impossible(why) => impossible.push(format!("{}: {why}", c.show())),
-            }
+        let total = all.len() * if may_recompute(self.request) { 1 + RecomputeChoice::OTHERS } else { 1 };
+        let mut queue = Queue::default();
+        let mut t = Tally {
+            best: None,
+            bound: f64::INFINITY,
+            alternatives: BTreeMap::new(),
+            closest: None,
+            impossible: Vec::new(),
+            solved: 0,
+            cut_short: false,
+        };
+        let configurations = all.len();
+        for c in all {
+            self.measure(c, 0.0, &mut queue, &mut t)?;
         }
-        queue.sort_by(|a, b| (a.0, a.1).partial_cmp(&(b.0, b.1)).unwrap_or(std::cmp::Ordering::Equal));
-        let mut best: Option<Box<Solved>> = None;
-        let mut bound = f64::INFINITY;
-        let mut alternatives: BTreeMap<(usize, Mesh), Alternative> = BTreeMap::new();
-        let (mut solved, mut cut_short) = (0, false);
-        let memory = self.request.objective == Objective::Memory;
-        let mut extended = false;
-        for (at, (quick, _, c)) in queue.iter().enumerate() {
-            let least = best.as_ref().map(|b| b.prediction.step_time_s);
-            if best.is_none() && !extended && !self.interrupted() && self.stopped() {
+        let memory = self.memory();
+        let value = |s: &Solved| if memory { s.prediction.peak() as f64 } else { s.prediction.step_time_s };
+        let (mut extended, mut done) = (false, 0);
+        while let Some(Waiting { bound, candidate: c, measured, .. }) = queue.take() {
+            let least = t.best.as_ref().map(|b| value(b));
+            if t.best.is_none() && !extended && !self.interrupted() && self.stopped() {
                 extended = true;
                 self.extend();
             }
-            if self.stopped() || (extended && best.is_some()) {
-                cut_short = true;
-                bound = bound.min(if memory { 0.0 } else { *quick });
+            if self.stopped() || (extended && t.best.is_some()) {
+                t.cut_short = true;
+                t.bound = t.bound.min(bound);
                 break;
             }
-            if !memory && least.is_some_and(|t| *quick >= t * (1.0 - self.request.gap)) {
-                bound = bound.min(*quick);
+            if least.is_some_and(|l| bound >= l * (1.0 - self.request.gap)) {
+                t.bound = t.bound.min(bound);
                 break;
             }
-            solved += 1;
-            match self.candidate(c, if memory { None } else { least })? {
-                Outcome::Solved(plan, proven) => {
-                    // Least memory: all stages together hold at least what is proven, so the fullest its share.
-                    bound = bound.min(if memory { proven / c.stages as f64 } else { proven.max(*quick) });
-                    let (time, peak) = (plan.prediction.step_time_s, plan.prediction.peak());
-                    let entry = Alternative { candidate: c.clone(), step_time_s: time, peak_bytes: peak };
-                    let slot = alternatives.entry((c.stages, c.mesh.clone())).or_insert_with(|| entry.clone());
-                    if time < slot.step_time_s {
-                        *slot = entry;
-                    }
-                    let better = best.as_ref().is_none_or(|b| {
-                        if memory { peak < b.prediction.peak() } else { time < b.prediction.step_time_s }
-                    });
-                    if better {
-                        best = Some(plan);
-                    }
-                }
-                Outcome::Worse(proven) => bound = bound.min(proven),
-                Outcome::Excess(e, proven) => {
-                    bound = bound.min(proven.map_or(f64::INFINITY, |p| if memory { p / c.stages as f64 } else { p }));
-                    if closest.as_ref().is_none_or(|c| e.excess < c.excess) {
-                        closest = Some(e);
-                    }
-                }
-                Outcome::Impossible(why) => impossible.push(format!("{}: {why}", c.show())),
-                Outcome::Undecided => {
-                    cut_short = true;
-                    bound = bound.min(if memory { 0.0 } else { *quick });
-                }
+            if !measured {
+                self.measure(c, bound, &mut queue, &mut t)?;
+                continue;
             }
-            progress(at + 1, queue.len(), best.as_ref().map(|b| b.prediction.step_time_s));
+            t.solved += 1;
+            let (outcome, others) = self.candidate(&c, bound, if memory { None } else { least })?;
+            for v in others.iter().flat_map(|_| variants(&c)) {
+                queue.push(others.unwrap_or(bound), v, false);
+            }
+            tracing::debug!(candidate = c.show(), bound, others, outcome = outcome.name(), "candidate");
+            self.count(&c, bound, outcome, &mut t);
+            done += 1;
+            progress(done, done + queue.len(), t.best.as_ref().map(|b| b.prediction.step_time_s));
         }
-        let Some(best) = best else {
-            return Err(match closest {
-                _ if cut_short => SearchError::Stopped,
+        let Some(best) = t.best else {
+            return Err(match t.closest {
+                _ if t.cut_short => SearchError::Stopped,
                 Some(closest) => {
                     let more = format!("{} more memory per GPU", Bytes(closest.excess));
                     SearchError::Memory { limit: self.limit, closest, relaxations: vec![more] }
                 }
                 None => match self.refused.pop_first() {
-                    Some((_, why)) if impossible.len() == total => SearchError::Graph(why),
-                    _ => SearchError::Pins(impossible.join("; ")),
+                    Some((_, why)) if t.impossible.len() == configurations => SearchError::Graph(why),
+                    _ => SearchError::Pins(t.impossible.join("; ")),
                 },
             });
         };
-        let objective = if memory { best.prediction.peak() as f64 } else { best.prediction.step_time_s };
-        let mut alternatives: Vec<Alternative> = alternatives
+        let objective = value(&best);
+        let mut alternatives: Vec<Alternative> = t
+            .alternatives
             .into_values()
             .filter(|a| (a.candidate.stages, &a.candidate.mesh) != (best.candidate.stages, &best.candidate.mesh))
             .collect();
         alternatives.sort_by(|a, b| a.step_time_s.total_cmp(&b.step_time_s));
-        let certificate = Certificate { objective, bound: bound.min(objective), candidates: total, solved, cut_short };
+        let certificate = Certificate {
+            objective,
+            bound: t.bound.min(objective),
+            candidates: total,
+            solved: t.solved,
+            cut_short: t.cut_short,
+        };
         Ok(Found { best: *best, certificate, alternatives, memory_limit: self.limit })
+    }
+
+    /// Puts a candidate into the queue with its own bound, which is at least `floor`; or its variants, if it cannot fit.
+    fn measure(&mut self, c: Candidate, floor: f64, queue: &mut Queue, t: &mut Tally) -> Result<(), SearchError> {
+        match self.quick(&c)? {
+            Quick::Bound(bound) => queue.push(bound.max(floor), c, true),
+            Quick::Excess(e, others) => {
+                t.excess(e);
+                if let Some(bound) = others.filter(|_| self.has_variants(&c)) {
+                    variants(&c).into_iter().for_each(|v| queue.push(bound, v, false));
+                }
+            }
+            Quick::Impossible(why) => t.impossible.push(format!("{}: {why}", c.show())),
+        }
+        Ok(())
+    }
+
+    fn has_variants(&self, c: &Candidate) -> bool {
+        may_recompute(self.request) && c.recompute == RecomputeChoice::None
+    }
+
+    /// Takes down what came of a candidate, of which no plan takes less than `quick`.
+    fn count(&self, c: &Candidate, quick: f64, outcome: Outcome, t: &mut Tally) {
+        let memory = self.memory();
+        // Least memory: all stages together hold at least what is proven, so the fullest its share.
+        let least = |proven: f64| if memory { proven / c.stages as f64 } else { proven };
+        match outcome {
+            Outcome::Solved(plan, proven) => {
+                t.bound = t.bound.min(least(proven).max(if memory { 0.0 } else { quick }));
+                let (time, peak) = (plan.prediction.step_time_s, plan.prediction.peak());
+                let entry = Alternative { candidate: c.clone(), step_time_s: time, peak_bytes: peak };
+                let slot = t.alternatives.entry((c.stages, c.mesh.clone())).or_insert_with(|| entry.clone());
+                if time < slot.step_time_s {
+                    *slot = entry;
+                }
+                let better = t
+                    .best
+                    .as_ref()
+                    .is_none_or(|b| if memory { peak < b.prediction.peak() } else { time < b.prediction.step_time_s });
+                if better {
+                    t.best = Some(plan);
+                }
+            }
+            Outcome::Worse(proven) => t.bound = t.bound.min(proven),
+            Outcome::Excess(e, proven) => {
+                t.bound = t.bound.min(proven.map_or(f64::INFINITY, least));
+                t.excess(e);
+            }
+            Outcome::Impossible(why) => t.impossible.push(format!("{}: {why}", c.show())),
+            Outcome::Undecided => {
+                t.cut_short = true;
+                t.bound = t.bound.min(quick);
+            }
+        }
     }
 
     fn graph(&mut self, batch: usize) -> Result<&Graph, SearchError> {
@@ -474,14 +356,20 @@ impl<'a> Search<'a> {
         Ok(&self.graphs[&batch])
     }
 
-    fn whole(&mut self, batch: usize) -> Result<(), SearchError> {
-        if !self.whole.contains_key(&batch) {
-            let workload = &self.request.workload;
-            let graph = self.graph(batch)?;
-            let step = workload.step(graph, &[], 1).map_err(|e| SearchError::Graph(e.to_string()))?;
-            self.whole.insert(batch, Rc::new(step));
+    fn whole(&mut self, batch: usize, recompute: RecomputeChoice) -> Result<Rc<StepGraph>, SearchError> {
+        if let Some(step) = self.whole.get(&(batch, recompute)) {
+            return Ok(step.clone());
         }
-        Ok(())
+        let fail = |e: TrainError| SearchError::Graph(e.to_string());
+        let step = Rc::new(match recompute {
+            RecomputeChoice::None => {
+                let workload = &self.request.workload;
+                workload.step(self.graph(batch)?, &[], 1, recompute).map_err(fail)?
+            }
+            some => self.whole(batch, RecomputeChoice::None)?.recompute(some).map_err(fail)?,
+        });
+        self.whole.insert((batch, recompute), step.clone());
+        Ok(step)
     }
 
     /// A bound from the least time of every operator alone; or, from the least memory of every state alone, that the
@@ -491,108 +379,164 @@ impl<'a> Search<'a> {
         if let Some(why) = self.refused.get(&batch) {
             return Ok(Quick::Impossible(why.clone()));
         }
-        match self.whole(batch) {
+        let step = match self.whole(batch, c.recompute) {
             // Values may become too large for a graph at one batch and not at another.
             Err(SearchError::Graph(why)) => {
                 self.refused.insert(batch, why.clone());
                 return Ok(Quick::Impossible(why));
             }
             other => other?,
+        };
+        if c.recompute != RecomputeChoice::None && step.copies == 0 {
+            let what = match c.recompute {
+                RecomputeChoice::Full => "the model has no repeated blocks",
+                _ => "that would keep no fewer bytes",
+            };
+            return Ok(Quick::Impossible(format!("nothing is worth recomputing: {what}")));
         }
-        let step = &self.whole[&batch];
-        let space = match Space::new(step, &c.mesh, &self.request.constraints) {
-            Ok(space) => space,
-            Err(e) => return Ok(Quick::Impossible(e.to_string())),
+        let key = (batch, c.mesh.clone());
+        if !self.least.contains_key(&key) {
+            let least = self.least(&step, &c.mesh);
+            self.least.insert(key.clone(), Rc::new(least));
+        }
+        let least = self.least[&key].clone();
+        let least = match &*least {
+            Ok(least) => least,
+            Err(why) => return Ok(Quick::Impossible(why.clone())),
         };
         // In one stage with one micro-batch in flight; the fullest of several stages holds at least its share.
         let pace = Pace { micro_batches: 1, ..c.pace };
         let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace };
-        let mut memory = least_rows(&view, &space, &c.mesh).swap_remove(0);
+        let mut memory = least_rows(&view, &least.bytes).swap_remove(0);
         memory.0.values_mut().for_each(|b| b.0 /= c.stages as u64);
-        if memory.total().0 > self.limit {
-            return Ok(Quick::Excess(Closest::new(c, &memory, self.limit)));
-        }
-        let times = Times::new(self.cluster, &c.mesh);
         let (mut micro, mut update) = (0.0, 0.0);
-        for (class, members) in step.blocks.nodes.iter().enumerate() {
-            let n = step.graph.node(members[0]);
-            let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));
-            let times = space.choices[class].iter().map(|c| compute(&times, &n.op, c, &ins, &outs));
-            let time = times.fold(f64::INFINITY, f64::min) * members.len() as f64;
-            if n.section == Section::Update { update += time } else { micro += time }
+        for (members, seconds) in step.blocks.nodes.iter().zip(&least.seconds) {
+            let time = seconds * members.len() as f64;
+            if step.graph.node(members[0]).section == Section::Update { update += time } else { micro += time }
         }
         // Rounding of the ILP's costs must not put its bound below this one.
-        Ok(Quick::Bound((micro * c.pace.weight(c.stages) + update / c.stages as f64) * (1.0 - 1e-6)))
+        let seconds = (micro * c.pace.weight(c.stages) + update / c.stages as f64) * (1.0 - 1e-6);
+        let activations = memory.get(Category::Activations).0;
+        let states = memory.total().0 - activations;
+        if memory.total().0 > self.limit {
+            let others = if self.memory() { states as f64 } else { seconds };
+            return Ok(Quick::Excess(Closest::new(c, &memory, self.limit), (states <= self.limit).then_some(others)));
+        }
+        Ok(Quick::Bound(if self.memory() { memory.total().0 as f64 } else { seconds }))
+    }
+
+    fn least(&self, step: &StepGraph, mesh: &Mesh) -> Result<Least, String> {
+        let space = Space::new(step, mesh, &self.request.constraints).map_err(|e| e.to_string())?;
+        let times = Times::new(self.cluster, mesh);
+        let seconds = |(members, choices): (&Vec<NodeId>, &Vec<Choice>)| {
+            let n = step.graph.node(members[0]);
+            let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));
+            choices.iter().map(|c| compute(&times, &n.op, c, &ins, &outs)).fold(f64::INFINITY, f64::min)
+        };
+        Ok(Least {
+            seconds: step.blocks.nodes.iter().zip(&space.choices).map(seconds).collect(),
+            bytes: LeastBytes::new(&step.graph, &step.blocks, &space, mesh),
+        })
     }
 
     /// The step graph of a candidate, or why it cannot be cut.
     fn step(&mut self, c: &Candidate) -> Result<Result<Rc<StepGraph>, String>, SearchError> {
         let batch = self.request.workload.global_batch / c.pace.micro_batches;
         if c.stages == 1 {
-            self.whole(batch)?;
-            return Ok(Ok(self.whole[&batch].clone()));
+            return Ok(Ok(self.whole(batch, c.recompute)?));
         }
-        let key = (batch, c.stages);
+        let key = (batch, c.stages, c.recompute);
         if let Some((_, step)) = self.cut.iter().find(|(k, _)| *k == key) {
             return Ok(Ok(step.clone()));
         }
+        let fail = |e: TrainError| SearchError::Graph(e.to_string());
+        if c.recompute != RecomputeChoice::None {
+            let plain = match self.step(&Candidate { recompute: RecomputeChoice::None, ..c.clone() })? {
+                Ok(plain) => plain,
+                Err(why) => return Ok(Err(why)),
+            };
+            let step = Rc::new(plain.recompute(c.recompute).map_err(fail)?);
+            self.keep(key, &step);
+            return Ok(Ok(step));
+        }
         let (request, cluster) = (self.request, self.cluster);
         let graph = self.graph(batch)?;
-        let fail = |e: autoshard_ir::train::TrainError| SearchError::Graph(e.to_string());
         let forward = request.workload.forward(graph).map_err(fail)?;
         let time = node_times(&forward, cluster, c);
         let stages = match cut(&forward, forward.nodes.len(), &time, c.stages) {
             Ok(stages) => stages,
             Err(e) => return Ok(Err(e.to_string())),
         };
-        let step = Rc::new(request.workload.step(graph, &stages, c.stages).map_err(fail)?);
+        let step = Rc::new(request.workload.step(graph, &stages, c.stages, c.recompute).map_err(fail)?);
+        self.keep(key, &step);
+        Ok(Ok(step))
+    }
+
+    fn keep(&mut self, key: (usize, usize, RecomputeChoice), step: &Rc<StepGraph>) {
         // Graphs of deep models are large.
         const KEPT: usize = 8;
         if self.cut.len() == KEPT {
             self.cut.remove(0);
         }
         self.cut.push((key, step.clone()));
-        Ok(Ok(step))
     }
 
-    /// Cuts, formulates, solves and simulates a candidate.
-    fn candidate(&mut self, c: &Candidate, cutoff: Option<f64>) -> Result<Outcome, SearchError> {
+    /// Cuts, formulates, solves and simulates a candidate, of which no plan takes less than `quick`. Also, if other ways of
+    /// recomputation may help it, what those take at least.
+    fn candidate(
+        &mut self,
+        c: &Candidate,
+        quick: f64,
+        cutoff: Option<f64>,
+    ) -> Result<(Outcome, Option<f64>), SearchError> {
         let step = match self.step(c)? {
             Ok(step) => step,
-            Err(why) => return Ok(Outcome::Impossible(why)),
+            Err(why) => return Ok((Outcome::Impossible(why), None)),
         };
         let space = match Space::new(&step, &c.mesh, &self.request.constraints) {
             Ok(space) => space,
-            Err(e) => return Ok(Outcome::Impossible(e.to_string())),
+            Err(e) => return Ok((Outcome::Impossible(e.to_string()), None)),
         };
+        let varies = self.has_variants(c);
+        let memory = self.memory();
+        // For least memory, what is proven of one way says nothing of another.
+        let mut others = varies.then_some(if memory { 0.0 } else { quick });
         let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace: c.pace };
-        let fullest = least_rows(&view, &space, &c.mesh).into_iter().max_by_key(|m| m.total());
+        let fullest = least_rows(&view, &LeastBytes::new(&step.graph, &step.blocks, &space, &c.mesh))
+            .into_iter()
+            .max_by_key(|m| m.total());
         if let Some(memory) = fullest.filter(|m| m.total().0 > self.limit) {
-            return Ok(Outcome::Excess(Closest::new(c, &memory, self.limit), None));
+            let fits = memory.total().0 - memory.get(Category::Activations).0 <= self.limit;
+            return Ok((Outcome::Excess(Closest::new(c, &memory, self.limit), None), others.filter(|_| fits)));
         }
         let mut times = Times::new(self.cluster, &c.mesh);
         let mut limits = vec![self.limit; c.stages];
         let mut formulation = Formulation::new(&view, &space, &mut times, &limits);
-        if self.request.objective == Objective::Memory {
-            formulation = formulation.least_memory();
-        }
         let mut options = self.options();
         options.cutoff = cutoff.map(|t| i128::from(formulation.problem.quanta(t)));
         let mut proven = None;
+        // First without regard to memory, if that can spare the variants.
+        let mut unlimited = varies && !memory;
+        if memory {
+            formulation = formulation.least_memory();
+        } else if unlimited {
+            formulation.set_limits(&vec![UNLIMITED; c.stages]);
+        }
         const ROUNDS: usize = 5;
-        for _ in 0..ROUNDS {
+        for _ in 0..ROUNDS + usize::from(unlimited) {
             let solution = match solve(&formulation.problem, &options) {
                 Ok(solution) => solution,
                 Err(SolveError::CutOff { bound }) => {
                     let bound = formulation.problem.value(bound);
-                    return Ok(Outcome::Worse(proven.unwrap_or(bound)));
+                    let worse = Outcome::Worse(proven.unwrap_or(bound));
+                    return Ok((worse, others.filter(|_| !unlimited)));
                 }
                 Err(SolveError::Infeasible(_)) => break,
-                Err(SolveError::NoChoice { .. }) => return Ok(Outcome::Undecided),
+                Err(SolveError::NoChoice { .. }) => return Ok((Outcome::Undecided, others)),
                 Err(e) => return Err(SearchError::Graph(format!("{}: {e}", c.show()))),
             };
             let value = |x| formulation.problem.value(x);
-            let bound = *proven.get_or_insert(value(solution.bound));
+            let bound = if unlimited { value(solution.bound) } else { *proven.get_or_insert(value(solution.bound)) };
             let assignment = formulation.assignment(&view, &space, &c.mesh, &solution.choice);
             let prediction = simulate(&step.graph, &step.blocks, &assignment, &mut times);
             let mut fits = true;
@@ -601,19 +545,25 @@ impl<'a> Search<'a> {
                 let used = stage.memory.allocated().0;
                 if used > self.limit {
                     fits = false;
-                    let outside = used.saturating_sub(row.max(0) as u64);
-                    *limit = limit.saturating_sub(1).min(self.limit.saturating_sub(outside));
+                    if !unlimited {
+                        let outside = used.saturating_sub(row.max(0) as u64);
+                        *limit = limit.saturating_sub(1).min(self.limit.saturating_sub(outside));
+                    }
                 }
             }
             if fits {
                 let ilp_objective_s = value(solution.objective);
                 let solved =
                     Solved { candidate: c.clone(), assignment, prediction, ilp_objective_s, notes: space.notes, step };
-                return Ok(Outcome::Solved(Box::new(solved), bound));
+                return Ok((Outcome::Solved(Box::new(solved), bound), others.filter(|_| !unlimited)));
+            }
+            if unlimited {
+                others = Some(bound.max(quick));
+                unlimited = false;
             }
             formulation.set_limits(&limits);
             if self.stopped() {
-                return Ok(Outcome::Undecided);
+                return Ok((Outcome::Undecided, others));
             }
         }
         // What is the least it could do with?
@@ -621,7 +571,7 @@ impl<'a> Search<'a> {
         let least = formulation.least_memory();
         options.cutoff = None;
         let Ok(solution) = solve(&least.problem, &options) else {
-            return Ok(Outcome::Impossible("the constraints contradict each other".into()));
+            return Ok((Outcome::Impossible("the constraints contradict each other".into()), None));
         };
         let assignment = least.assignment(&view, &space, &c.mesh, &solution.choice);
         let prediction = simulate(&step.graph, &step.blocks, &assignment, &mut times);
@@ -637,9 +587,9 @@ impl<'a> Search<'a> {
                 notes: space.notes,
                 step,
             };
-            return Ok(Outcome::Solved(Box::new(solved), proven.unwrap_or(0.0)));
+            return Ok((Outcome::Solved(Box::new(solved), proven.unwrap_or(0.0)), others));
         }
-        Ok(Outcome::Excess(Closest::new(c, &memory, self.limit), proven))
+        Ok((Outcome::Excess(Closest::new(c, &memory, self.limit), proven), others))
     }
 
     fn options(&self) -> Options {
@@ -669,6 +619,9 @@ impl<'a> Search<'a> {
         if let Some(m) = pins.micro_batch {
             without(format!("without --micro-batch {m}"), &|c| c.micro_batch = None);
         }
+        if let Some(r) = pins.recompute {
+            without(format!("without --recompute {}", r.name()), &|c| c.recompute = None);
+        }
         if pins.schedule == Some(Schedule::GPipe) {
             without("with --schedule 1f1b".into(), &|c| c.schedule = Some(Schedule::OneF1B));
         }
@@ -690,7 +643,7 @@ impl<'a> Search<'a> {
 /// The time of each forward node with its backward, if all ranks of a stage shared its work evenly: for balancing stages.
 fn node_times(graph: &Graph, cluster: &Cluster, c: &Candidate) -> Vec<f64> {
     let share = c.mesh.ranks() as f64;
-    let free = stateless(graph);
+    let free = graph.stateless();
     let time = |id: NodeId| {
         let n = graph.node(id);
         let work = n.op.work(&graph.input_types(n), &graph.output_types(n));

@@ -48,6 +48,9 @@ pub struct StagePrediction {
     pub backward: Spent,
     /// Per step.
     pub update: Spent,
+    /// Per micro-batch, the part of the backward's operators that makes forward results anew.
+    #[serde(default)]
+    pub recompute_s: f64,
     /// Sends to other stages, seconds per forward of a micro-batch.
     pub send_forward_s: f64,
     /// The same per backward.
@@ -146,6 +149,11 @@ impl Simulation<'_> {
             Def::Const(_) => None,
         }
     }
+    /// Whether a backward node is in the class of forward nodes.
+    fn is_copy(&self, n: NodeId) -> bool {
+        let class = self.blocks.node_class[n.index()] as usize;
+        self.blocks.nodes[class].first().is_some_and(|f| self.graph.node(*f).section == Section::Forward)
+    }
     fn compute(&mut self, n: NodeId, times: &Times<'_>) -> f64 {
         let class = self.blocks.node_class[n.index()];
         let strategy = self.a.strategy[n.index()].clone();
@@ -202,6 +210,9 @@ impl Simulation<'_> {
             let n = graph.node(id);
             let t = self.compute(id, times);
             found.section(n.section).compute_s += t;
+            if n.section == Section::Backward && self.is_copy(id) {
+                found.recompute_s += t;
+            }
             for (at, v) in n.inputs.iter().enumerate() {
                 let spec = self.operand(id, at);
                 wanted.entry((n.section, *v)).or_default().push(spec);

@@ -24,24 +24,9 @@ pub struct Stages {
     pub home: Vec<StageId>,
 }
 
-/// Which forward nodes depend on no state.
-pub fn stateless(graph: &Graph) -> Vec<bool> {
-    let mut free = vec![false; graph.nodes.len()];
-    for id in graph.node_ids() {
-        let n = graph.node(id);
-        let operand = |v: &_| match graph.value(*v).def {
-            Def::State(_) => false,
-            Def::Node(p, _) => free[p.index()],
-            Def::Input(_) | Def::Const(_) => true,
-        };
-        free[id.index()] = n.section == Section::Forward && n.inputs.iter().all(operand);
-    }
-    free
-}
-
 /// Places everything; `forward` gives the stage of each forward node, the first nodes of the graph.
 pub fn place(graph: &Graph, forward: &[StageId], count: usize) -> Stages {
-    let everywhere = if count > 1 { stateless(graph) } else { vec![false; graph.nodes.len()] };
+    let everywhere = if count > 1 { graph.stateless() } else { vec![false; graph.nodes.len()] };
     let mut node = vec![StageId(0); graph.nodes.len()];
     let mut home: Vec<Option<StageId>> = vec![None; graph.states.len()];
     let states = |n: NodeId| {

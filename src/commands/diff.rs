@@ -21,7 +21,7 @@ pub fn run(args: &DiffArgs) -> Result<(), Failure> {
 fn text(a: &Plan, b: &Plan) -> String {
     let mesh = |p: &Plan| p.mesh.axes.iter().map(|x| format!("{}={}", x.name, x.size)).collect::<Vec<_>>().join(" ");
     let peak = |p: &Plan| show::bytes(p.predicted.peak_memory_bytes.iter().max().copied().unwrap_or(0));
-    let figures: [(&str, String, String); 8] = [
+    let figures: [(&str, String, String); 9] = [
         ("model", a.model.path.clone(), b.model.path.clone()),
         (
             "cluster",
@@ -31,6 +31,7 @@ fn text(a: &Plan, b: &Plan) -> String {
         ("batch", a.workload.global_batch.to_string(), b.workload.global_batch.to_string()),
         ("mesh", mesh(a), mesh(b)),
         ("micro-batches", a.pipeline.micro_batches.to_string(), b.pipeline.micro_batches.to_string()),
+        ("recompute", a.recompute.name().into(), b.recompute.name().into()),
         ("step time", show::seconds(a.predicted.step_time_s), show::seconds(b.predicted.step_time_s)),
         ("peak memory", peak(a), peak(b)),
         ("gap", show::percent(a.search.gap), show::percent(b.search.gap)),

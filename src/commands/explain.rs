@@ -55,7 +55,10 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
 }
 
 fn heading(entry: &OperatorEntry, scope: &str) -> String {
-    let times = if entry.count > 1 { format!(", {} alike", entry.count) } else { String::new() };
+    let mut times = if entry.count > 1 { format!(", {} alike", entry.count) } else { String::new() };
+    if entry.recomputed > 0 {
+        times += &format!(", recomputed {} times in the backward pass", entry.recomputed);
+    }
     let scope = if scope.is_empty() { String::new() } else { format!(" in {scope}") };
     format!("{} {}{scope} ({}{times})", entry.op, entry.name, entry.section)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::plan::{ModelEntry, Plan, bindings};
-use autoshard_planner::request::{Mode, PlanRequest};
+use autoshard_planner::request::{Mode, PlanRequest, RecomputeChoice};
 use autoshard_planner::search::{Found, SearchError, search};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -225,6 +225,10 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
             ),
         ],
     ];
+    if w.mode == Mode::Train {
+        let storage = rows.iter().position(|r| r[0] == "storage").map_or(0, |at| at + 1);
+        rows.insert(storage, vec!["recompute".into(), recompute(plan)]);
+    }
     for (i, a) in plan.alternatives.iter().take(3).enumerate() {
         let slower = a.step_time_s / plan.predicted.step_time_s - 1.0;
         rows.push(vec![
@@ -242,6 +246,19 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
         rows.push(vec![if i == 0 { "assumed".into() } else { String::new() }, n.clone()]);
     }
     show::columns(&rows)
+}
+
+/// What the backward pass makes anew.
+pub fn recompute(plan: &Plan) -> String {
+    let what = match plan.recompute {
+        RecomputeChoice::None => return "none: activations are kept for the backward pass".into(),
+        RecomputeChoice::Selective => "selective: what is cheap is computed again in the backward pass",
+        RecomputeChoice::Full => "full: repeated blocks are computed again in the backward pass",
+    };
+    format!(
+        "{what}, {} of the compute",
+        show::percent(plan.predicted.breakdown.recompute_s / plan.predicted.breakdown.compute_s.max(f64::MIN_POSITIVE))
+    )
 }
 
 fn schedule_name(plan: &Plan) -> &'static str {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use autoshard_ir::convert;
 use autoshard_planner::plan::bindings;
+use autoshard_planner::request::RecomputeChoice;
 use autoshard_runtime::checkpoint::{self, Checkpoint};
 use autoshard_runtime::session::{Options, Session};
 use autoshard_runtime::trace::Recorder;
@@ -39,7 +40,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
                 .model
                 .instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch))
                 .map_err(Failure::new)?;
-            let whole = plan.workload.step(&whole, &[], 1).map_err(Failure::new)?.graph;
+            let whole = plan.workload.step(&whole, &[], 1, RecomputeChoice::None).map_err(Failure::new)?.graph;
             draw::inputs(&whole, args.weights.seed)
         }
     };

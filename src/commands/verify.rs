@@ -6,7 +6,7 @@ use std::sync::Arc;
 use autoshard_ir::graph::{Graph, Init, StateKind};
 use autoshard_ir::{Tensor, interp};
 use autoshard_planner::plan::bindings;
-use autoshard_planner::request::Mode;
+use autoshard_planner::request::{Mode, RecomputeChoice};
 use autoshard_runtime::session::{Options, Session};
 use autoshard_runtime::weights::Weights;
 
@@ -96,7 +96,7 @@ fn verify(loaded: &Loaded, args: &VerifyArgs) -> Result<Vec<Line>, Failure> {
         .model
         .instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch))
         .map_err(Failure::new)?;
-    let whole = widened(&plan.workload.step(&file, &[], 1).map_err(Failure::new)?.graph);
+    let whole = widened(&plan.workload.step(&file, &[], 1, RecomputeChoice::None).map_err(Failure::new)?.graph);
 
     let inputs = match &args.inputs {
         Some(path) => autoshard_runtime::tensors::read(path).map_err(Failure::new)?,

@@ -7,7 +7,7 @@ use autoshard_ir::blocks::Blocks;
 use autoshard_ir::{Graph, NodeId};
 use autoshard_planner::assignment::Assignment;
 use autoshard_planner::plan::{Breakdown, Plan};
-use autoshard_planner::request::Mode;
+use autoshard_planner::request::{Mode, RecomputeChoice};
 use autoshard_planner::simulate::{Event, timeline};
 use serde::Serialize;
 
@@ -232,7 +232,12 @@ fn verdict(plan: &Plan) -> Vec<String> {
     } else {
         format!("No plan of the searched space can be better by more than {} under the cost model.", show::percent(gap))
     };
-    vec![format!("{split}, {batches}; {}.", crate::commands::plan::storage(plan)), proof]
+    let mut lines = vec![format!("{split}, {batches}; {}.", crate::commands::plan::storage(plan))];
+    if plan.recompute != RecomputeChoice::None {
+        lines.push(format!("Recomputation is {}.", crate::commands::plan::recompute(plan)));
+    }
+    lines.push(proof);
+    lines
 }
 
 /// Parameters that a stage keeps.
@@ -251,10 +256,14 @@ fn alternatives(plan: &Plan) -> Vec<Alternative> {
     let p = &plan.pipeline;
     let chosen = Alternative {
         label: format!(
-            "{}, {} micro-batch{}",
+            "{}, {} micro-batch{}{}",
             mesh.join(" "),
             p.micro_batches,
-            if p.micro_batches == 1 { "" } else { "es" }
+            if p.micro_batches == 1 { "" } else { "es" },
+            match plan.recompute {
+                RecomputeChoice::None => String::new(),
+                some => format!(", recompute {}", some.name()),
+            }
         ),
         time_s: plan.predicted.step_time_s,
         memory_bytes: plan.predicted.peak_memory_bytes.iter().max().copied().unwrap_or(0),
@@ -273,7 +282,7 @@ fn alternatives(plan: &Plan) -> Vec<Alternative> {
 fn groups(plan: &Plan, graph: &Graph, a: &Assignment, blocks: &Blocks, times: &[f64]) -> Vec<Block> {
     let mut by_count: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (class, members) in blocks.nodes.iter().enumerate() {
-        by_count.entry(members.len()).or_default().push(class);
+        by_count.entry(members.len() - blocks.copies(graph, class)).or_default().push(class);
     }
     let mut groups: Vec<Block> = by_count
         .into_iter()

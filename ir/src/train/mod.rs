@@ -12,6 +12,8 @@
 //!
 //! so that means over labels are global means, whatever the number of micro-batches and ranks.
 //!
+//! [`recompute`] lets the backward pass make some forward results anew, rather than keep them.
+//!
 //! Node ids of the prepared graph stay those of the step, so that a choice per forward node (its pipeline stage) made on
 //! the one holds for the other.
 
@@ -19,7 +21,9 @@ pub mod autodiff;
 pub mod loss;
 pub mod micro_batch;
 mod noise;
+mod order;
 pub mod precision;
+pub mod recompute;
 pub mod update;
 
 pub use autodiff::NoGradient;
@@ -27,8 +31,10 @@ pub use loss::{Loss, Normalization};
 pub use micro_batch::{Reason, micro_batchable};
 pub use noise::{NOISE, is_noise, rms};
 pub use precision::Precision;
+pub use recompute::Recompute;
 pub use update::Optimizer;
 
+use crate::blocks;
 use crate::builder::Builder;
 use crate::graph::{Graph, Section, ValueId};
 use crate::op::OpError;
@@ -53,6 +59,8 @@ pub struct TrainOptions {
     pub clip_norm: Option<f64>,
     /// Compute precision.
     pub precision: Precision,
+    /// What the backward pass makes anew.
+    pub recompute: Recompute,
 }
 
 impl Default for TrainOptions {
@@ -65,6 +73,7 @@ impl Default for TrainOptions {
             gradient_outputs: false,
             clip_norm: None,
             precision: Precision::F32,
+            recompute: Recompute::None,
         }
     }
 }
@@ -135,7 +144,8 @@ pub fn prepare(forward: &Graph, options: &TrainOptions) -> Result<Prepared, Trai
     }
     let (graph, name) = loss::attach(forward, &options.loss)?;
     let graph = precision::rewrite(&graph, &options.precision)?;
-    loss::split(&graph, &name)
+    let split = loss::split(&graph, &name)?;
+    Ok(Prepared { graph: order::stateless_first(split.graph), ..split })
 }
 
 /// Makes the graph of a training step: see the module.
@@ -174,5 +184,9 @@ pub fn step(prepared: &Prepared, options: &TrainOptions) -> Result<Graph, TrainE
     }
     let totals = update::accumulate(&mut b, &gradients, sum, count).map_err(build)?;
     update::append(&mut b, &totals, options, scale).map_err(|e| TrainError::Build("the update", e))?;
-    Ok(rewrite::compact(b.finish()))
+    let step = rewrite::compact(b.finish());
+    match options.recompute {
+        Recompute::None => Ok(step),
+        what => Ok(recompute::apply(&step, &blocks::find(&step), what, stages)?),
+    }
 }

@@ -1,6 +1,8 @@
 //! Small models planned: against exhaustive enumeration, and against common sense.
 
 use super::*;
+use crate::assignment::Assignment;
+use crate::mesh::AxisName;
 use crate::request::{LossChoice, Workload};
 use crate::spec::Strategy;
 use crate::stages::Stages;
@@ -45,7 +47,7 @@ fn plan(source: &dyn GraphSource, cluster: &Cluster, request: &PlanRequest) -> F
 
 /// Every assignment of a one-stage graph, simulated; the least time among those that fit.
 fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanRequest, limit: u64) -> Option<f64> {
-    let step = request.workload.step(graph, &[], 1).unwrap();
+    let step = request.workload.step(graph, &[], 1, RecomputeChoice::None).unwrap();
     let space = Space::new(&step, mesh, &request.constraints).unwrap();
     let mut times = Times::new(cluster, mesh);
     let sizes: Vec<usize> = space
@@ -268,7 +270,7 @@ fn stages_are_balanced_and_cut_between_blocks() {
 #[test]
 fn repeated_blocks_share_their_variables() {
     let classes = |layers| {
-        let step = training(64).workload.step(&mlp(64, 64, layers, 64), &[], 1).unwrap();
+        let step = training(64).workload.step(&mlp(64, 64, layers, 64), &[], 1, RecomputeChoice::None).unwrap();
         assert!(step.graph.nodes.len() > 10 * layers);
         (step.blocks.nodes.len(), step.blocks.states.len(), step.blocks.runs.clone())
     };
@@ -301,4 +303,134 @@ fn a_batch_without_a_graph_is_no_end() {
     let none = |_: usize| Err("never".to_string());
     let refused = search(&none, &cluster(1), &training(32), None, &|_, _, _| {}).err().map(|e| e.to_string());
     assert_eq!(refused.as_deref(), Some("never"));
+}
+
+/// Eight blocks `x + (h tanh(h)) w2` with `h = x w1`, on `[batch, 256]`: of the three wide values that the backward pass
+/// reads, `h` is enough to make the others.
+fn deep(batch: usize) -> Result<Graph, String> {
+    let mut b = Builder::new("deep");
+    let mut x = b.input("x", Type::new(DType::F32, [batch, 256]), Some(0));
+    for l in 0..8 {
+        let parameter = |b: &mut Builder, name: String, dims: [usize; 2]| {
+            let s = b.state(name, StateKind::Parameter, Type::new(DType::F32, dims), Init::Zeros, None);
+            b.graph().state(s).read
+        };
+        let w1 = parameter(&mut b, format!("{l}.w1"), [256, 1024]);
+        let w2 = parameter(&mut b, format!("{l}.w2"), [1024, 256]);
+        let h = b.einsum("bk,kn->bn", x, w1).unwrap();
+        let t = b.tanh(h).unwrap();
+        let p = b.mul(h, t).unwrap();
+        let y = b.einsum("bk,kn->bn", p, w2).unwrap();
+        x = b.add(x, y).unwrap();
+    }
+    b.output("y", x, Some(0));
+    Ok(b.finish())
+}
+
+/// One rank, one micro-batch: no way to save memory but recomputation.
+fn alone(batch: usize, memory_limit: Option<u64>, recompute: Option<RecomputeChoice>) -> PlanRequest {
+    let mut request = training(batch);
+    request.constraints.micro_batch = Some(batch);
+    request.constraints.memory_limit = memory_limit;
+    request.constraints.recompute = recompute;
+    request
+}
+
+fn peak_and_time(request: &PlanRequest) -> (u64, f64) {
+    let found = plan(&deep, &cluster(1), request);
+    (found.best.prediction.peak(), found.best.prediction.step_time_s)
+}
+
+/// Ample memory: nothing is recomputed, and the variants are not even built. As memory shrinks: first what is cheap,
+/// then the blocks; each slower than what needs more.
+#[test]
+fn recomputation_is_chosen_when_memory_shrinks_and_not_before() {
+    let batch = 8192;
+    let pinned = |r| peak_and_time(&alone(batch, None, Some(r)));
+    let none = pinned(RecomputeChoice::None);
+    let selective = pinned(RecomputeChoice::Selective);
+    let full = pinned(RecomputeChoice::Full);
+    assert!(full.0 < selective.0 && selective.0 < none.0, "{none:?} {selective:?} {full:?}");
+    assert!(none.1 < selective.1 && selective.1 < full.1, "{none:?} {selective:?} {full:?}");
+
+    let ample = plan(&deep, &cluster(1), &alone(batch, None, None));
+    assert_eq!(ample.best.candidate.recompute, RecomputeChoice::None);
+    assert_eq!((ample.certificate.candidates, ample.certificate.solved), (3, 1));
+
+    for (limit, want) in
+        [(none.0, RecomputeChoice::None), (selective.0, RecomputeChoice::Selective), (full.0, RecomputeChoice::Full)]
+    {
+        let found = plan(&deep, &cluster(1), &alone(batch, Some(limit), None));
+        assert_eq!(found.best.candidate.recompute, want);
+        assert!(found.best.prediction.peak() <= limit);
+        assert!(found.certificate.bound <= found.best.prediction.step_time_s);
+        // The bound covers the ways that were not chosen.
+        for (peak, time) in [none, selective, full] {
+            assert!(peak > limit || found.certificate.bound <= time);
+        }
+    }
+    let least = alone(batch, Some(full.0 - 1), None);
+    assert!(search(&deep, &cluster(1), &least, None, &|_, _, _| {}).is_err());
+}
+
+/// What only recomputation fits is refused without it, and the pin is named as what is in the way; where recomputation
+/// does not help, it is not named.
+#[test]
+fn recomputation_is_a_relaxation_only_where_it_helps() {
+    let batch = 8192;
+    let full = peak_and_time(&alone(batch, None, Some(RecomputeChoice::Full))).0;
+    for (limit, helps) in [(full, true), (full / 8, false)] {
+        let request = alone(batch, Some(limit), Some(RecomputeChoice::None));
+        let e = search(&deep, &cluster(1), &request, None, &|_, _, _| {}).err().expect("does not fit");
+        let SearchError::Memory { relaxations, .. } = &e else { panic!("{e}") };
+        assert_eq!(relaxations.iter().any(|r| r.contains("without --recompute none")), helps, "{e}");
+    }
+}
+
+/// A decision for a step with copies is one for the step without, which takes no more: what lets the search skip variants.
+#[test]
+fn without_regard_to_memory_copies_only_cost() {
+    for gpus in [1, 2, 4] {
+        for (tp, dp) in [(1, gpus), (gpus, 1)] {
+            let bound = |r| {
+                let mut request = alone(1024, None, Some(r));
+                request.constraints.micro_batch = None;
+                (request.constraints.tp, request.constraints.dp) = (Some(tp), Some(dp));
+                plan(&deep, &cluster(gpus), &request).best.ilp_objective_s
+            };
+            let none = bound(RecomputeChoice::None);
+            for other in [RecomputeChoice::Selective, RecomputeChoice::Full] {
+                assert!(bound(other) > none, "tp={tp} dp={dp} {other:?}");
+            }
+        }
+    }
+}
+
+/// The arithmetic that counts for MFU is the model's.
+#[test]
+fn recomputed_arithmetic_does_not_count() {
+    let flops = |r| {
+        let request = alone(1024, None, Some(r));
+        let found = plan(&deep, &cluster(1), &request);
+        let model = crate::plan::ModelEntry { path: String::new(), sha256: String::new(), parameters: 0 };
+        let p = crate::plan::Plan::new(&found, &request, &cluster(1), model, None, Vec::new());
+        assert_eq!(p.recompute, r);
+        assert_eq!(p.operators.iter().any(|o| o.recomputed > 0), r != RecomputeChoice::None);
+        assert_eq!(p.predicted.breakdown.recompute_s > 0.0, r != RecomputeChoice::None);
+        p.predicted.tflops_per_gpu * p.predicted.step_time_s
+    };
+    let none = flops(RecomputeChoice::None);
+    for other in [RecomputeChoice::Selective, RecomputeChoice::Full] {
+        assert!((flops(other) / none - 1.0).abs() < 1e-12);
+    }
+}
+
+/// A model without repeated blocks cannot be recomputed in full: a pin without effect is refused.
+#[test]
+fn recomputing_nothing_is_refused() {
+    let source = |b: usize| Ok::<Graph, String>(mlp(b, 32, 1, 8));
+    let mut request = training(8);
+    request.constraints.recompute = Some(RecomputeChoice::Full);
+    let e = search(&source, &cluster(1), &request, None, &|_, _, _| {}).err().expect("has no effect");
+    assert!(e.to_string().contains("the model has no repeated blocks"), "{e}");
 }

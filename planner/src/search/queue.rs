@@ -1,0 +1,45 @@
+//! Candidates that wait to be solved, by the least that they can take.
+
+use super::candidates::Candidate;
+
+/// A candidate that waits.
+pub(super) struct Waiting {
+    /// No plan of it takes less.
+    pub bound: f64,
+    /// In order of arrival.
+    at: usize,
+    /// Which.
+    pub candidate: Candidate,
+    /// Whether the bound is its own. Otherwise it is that of the candidate without recomputation, of which a variant
+    /// does all the work and more: its graph is made only when its turn comes.
+    pub measured: bool,
+}
+
+/// All that wait.
+#[derive(Default)]
+pub(super) struct Queue {
+    waiting: Vec<Waiting>,
+    arrived: usize,
+}
+
+impl Queue {
+    /// Adds a candidate.
+    pub fn push(&mut self, bound: f64, candidate: Candidate, measured: bool) {
+        self.waiting.push(Waiting { bound, at: self.arrived, candidate, measured });
+        self.arrived += 1;
+    }
+    /// Takes the candidate with the least bound; of equal ones that which came first.
+    pub fn take(&mut self) -> Option<Waiting> {
+        let key = |w: &Waiting| (w.bound, w.at);
+        let least = self.waiting.iter().enumerate().min_by(|a, b| {
+            let ((a, i), (b, j)) = (key(a.1), key(b.1));
+            a.total_cmp(&b).then(i.cmp(&j))
+        });
+        let at = least.map(|(at, _)| at)?;
+        Some(self.waiting.swap_remove(at))
+    }
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+}

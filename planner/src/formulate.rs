@@ -123,16 +123,28 @@ type Readers = Vec<(u32, u32)>;
 impl Formulation {
     /// Formulates a step. `limits` are bytes per stage.
     pub fn new(step: &Step<'_>, space: &Space, times: &mut Times<'_>, limits: &[u64]) -> Formulation {
+        let mut formulation = Formulation::costs(step, space, times, None);
+        formulation.rows(step, space, times.mesh(), limits);
+        formulation
+    }
+
+    /// Formulates the time of some classes alone, and of what passes between them, without regard to memory.
+    pub fn part(step: &Step<'_>, space: &Space, times: &mut Times<'_>, counts: &[bool]) -> Formulation {
+        Formulation::costs(step, space, times, Some(counts))
+    }
+
+    fn costs(step: &Step<'_>, space: &Space, times: &mut Times<'_>, counts: Option<&[bool]>) -> Formulation {
         let Step { graph, blocks, stages, pace } = step;
         let mesh = times.mesh();
         let weights = Weights::new(pace, stages.count);
+        let counted = |class: u32| if counts.is_none_or(|c| c[class as usize]) { 1.0 } else { 0.0 };
         let (nc, sc) = (space.choices.len(), space.storage.len());
         let mut draft = Draft { costs: Vec::new(), edges: BTreeMap::new() };
 
         for (class, members) in blocks.nodes.iter().enumerate() {
             let n = graph.node(members[0]);
             let (ins, outs) = (graph.input_types(n), graph.output_types(n));
-            let weight = weights.of(n.section) * members.len() as f64;
+            let weight = weights.of(n.section) * members.len() as f64 * counted(class as u32);
             let cost = |c: &Choice| weight * compute(times, &n.op, c, &ins, &outs);
             draft.costs.push(space.choices[class].iter().map(cost).collect());
         }
@@ -168,10 +180,15 @@ impl Formulation {
             }
         }
         for ((source, section, readers), (count, v)) in &groups {
-            let (ty, weight) = (graph.ty(*v), weights.of(*section) * count);
+            let made_by = match source {
+                Source::Node(class, _) => counted(*class),
+                Source::State(_) | Source::Input(_) if counts.is_some() => 0.0,
+                _ => 1.0,
+            };
+            let (ty, weight) = (graph.ty(*v), weights.of(*section) * count * made_by);
             let (from, u) = (made(*source), variable(*source));
             if let [reader] = &readers[..] {
-                let table = Table::new(times, &from, &wanted(*reader), ty, weight);
+                let table = Table::new(times, &from, &wanted(*reader), ty, weight * counted(reader.0));
                 draft.pair(u, reader.0 as usize, |i, j| table.get(i, j));
                 continue;
             }
@@ -181,25 +198,27 @@ impl Formulation {
             let version = draft.costs.len();
             draft.costs.push(vec![0.0; shared.len()]);
             passing.push(shared.iter().map(|s| local_bytes(s, ty, mesh)).collect());
-            let table = Table::new(times, &from, &shared, ty, weight);
+            let any = readers.iter().map(|r| counted(r.0)).fold(0.0, f64::max);
+            let table = Table::new(times, &from, &shared, ty, weight * any);
             draft.pair(u, version, |i, j| table.get(i, j));
             for reader in readers {
-                let table = Table::new(times, &shared, &wanted(*reader), ty, weight);
+                let table = Table::new(times, &shared, &wanted(*reader), ty, weight * counted(reader.0));
                 draft.pair(version, reader.0 as usize, |i, j| table.get(i, j));
             }
         }
 
+        let ends = if counts.is_some() { 0.0 } else { 1.0 };
         for (s, state) in graph.states.iter().enumerate() {
             let Some(source) = state.write.and_then(|w| source(graph, blocks, w)) else { continue };
             let class = blocks.state_class[s];
             let to: Vec<&Spec> = space.storage[class as usize].iter().collect();
-            let table = Table::new(times, &made(source), &to, graph.ty(state.read), weights.update);
+            let table = Table::new(times, &made(source), &to, graph.ty(state.read), weights.update * ends);
             draft.pair(variable(source), nc + class as usize, |i, j| table.get(i, j));
         }
         for o in &graph.outputs {
             let Some(source @ Source::Node(class, _)) = source(graph, blocks, o.value) else { continue };
             let Some(n) = graph.producer(o.value) else { continue };
-            let weight = weights.of(graph.node(n).section);
+            let weight = weights.of(graph.node(n).section) * ends;
             for (i, spec) in made(source).into_iter().enumerate() {
                 let whole = Spec { partial: Vec::new(), ..spec.clone() };
                 draft.costs[class as usize][i] +=
@@ -214,13 +233,12 @@ impl Formulation {
             let cols = problem.nodes()[v].costs.len();
             problem.add_edge(u, v, |i, j| costs[i * cols + j]);
         }
-        let mut formulation = Formulation { problem, node_classes: nc, state_classes: sc, passing };
-        formulation.rows(step, space, mesh, limits, &uses);
-        formulation
+        Formulation { problem, node_classes: nc, state_classes: sc, passing }
     }
 
-    fn rows(&mut self, step: &Step<'_>, space: &Space, mesh: &Mesh, limits: &[u64], uses: &[Uses]) {
-        let usage = usage(step, &views::choices(step.graph, step.blocks, space, mesh), uses);
+    fn rows(&mut self, step: &Step<'_>, space: &Space, mesh: &Mesh, limits: &[u64]) {
+        let uses = uses(step.graph, step.blocks);
+        let usage = usage(step, &views::choices(step.graph, step.blocks, space, mesh), &uses);
         for stage in 0..step.stages.count {
             let limit = limits.get(stage).or(limits.last()).copied().unwrap_or(UNLIMITED);
             self.problem.add_row(row_limit(limit));

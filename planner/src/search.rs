@@ -6,8 +6,8 @@
 //! ([`RecomputeChoice`]), and everything that [`crate::space`] allows. Repeated blocks are planned alike, and so are a node and
 //! its copy in the backward pass.
 //!
-//! **The order.** Each candidate first gets a bound from the least time of every operator alone; candidates are solved from the
-//! least bound on, until no bound is below the best plan found. A solved candidate is simulated: the simulation judges, the
+//! **The order.** Each candidate first gets a bound from the least time of every operator alone, and from the least that ranks do for
+//! their samples ([`spread`]); candidates are solved from the least bound on, until no bound is below the best plan found. A solved candidate is simulated: the simulation judges, the
 //! ILP's proven bound enters the certificate.
 //!
 //! **Memory.** The ILP's rows hold what is surely allocated. If the simulated peak exceeds the limit, what lives only
@@ -25,6 +25,7 @@
 pub mod candidates;
 mod outcome;
 mod queue;
+mod spread;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -41,7 +42,7 @@ use autoshard_ir::{DType, NodeId};
 use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
 use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
-use crate::mesh::Mesh;
+use crate::mesh::{AxisName, Mesh};
 use crate::pipeline::cut;
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
 use crate::simulate::simulate;
@@ -51,6 +52,7 @@ use crate::strategies::Choice;
 use crate::times::Times;
 use candidates::{may_recompute, variants};
 use queue::{Queue, Waiting};
+use spread::Spread;
 
 pub use candidates::{Candidate, candidates, micro_batches};
 pub use outcome::{Alternative, Certificate, Closest, Found, SearchError, Solved};
@@ -111,6 +113,8 @@ struct Search<'a> {
     cut: Vec<((usize, usize, RecomputeChoice), Rc<StepGraph>)>,
     /// What classes take at least by batch and mesh, or which has no choice.
     least: BTreeMap<(usize, Mesh), Rc<Result<Least, String>>>,
+    /// What groups of ranks do for their samples, by samples and `tp`.
+    spreads: BTreeMap<(usize, usize), Option<Rc<Spread>>>,
 }
 
 /// What the search knows so far.
@@ -196,6 +200,7 @@ impl<'a> Search<'a> {
             whole: BTreeMap::new(),
             cut: Vec::new(),
             least: BTreeMap::new(),
+            spreads: BTreeMap::new(),
         }
     }
 
@@ -413,6 +418,20 @@ impl<'a> Search<'a> {
         for (members, seconds) in step.blocks.nodes.iter().zip(&least.seconds) {
             let time = seconds * members.len() as f64;
             if step.graph.node(members[0]).section == Section::Update { update += time } else { micro += time }
+        }
+        if memory.total().0 <= self.limit && !self.memory() {
+            let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));
+            if let Some(spread) = self
+                .spread(batch / size(AxisName::Dp), size(AxisName::Tp))?
+                .filter(|s| s.counts.len() <= least.seconds.len())
+            {
+                let others = step.blocks.nodes.iter().zip(&least.seconds).zip(&spread.counts);
+                let others = others.filter(|((members, _), counts)| {
+                    !**counts && step.graph.node(members[0]).section != Section::Update
+                });
+                let others: f64 = others.map(|((members, seconds), _)| seconds * members.len() as f64).sum();
+                micro = micro.max(spread.seconds + others);
+            }
         }
         // Rounding of the ILP's costs must not put its bound below this one.
         let seconds = (micro * c.pace.weight(c.stages) + update / c.stages as f64) * (1.0 - 1e-6);

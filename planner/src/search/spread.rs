@@ -1,0 +1,65 @@
+//! A bound from the work on a micro-batch alone, communication included.
+//!
+//! `dp` splits the batch and nothing else of it, so what ranks of one `tp` group do for their `b` samples of a micro-batch does not
+//! depend on how many such groups or stages there are. It is solved once per (`b`, `tp`), without regard to memory, on a
+//! mesh of two groups, where the batch is still a dim: the operators that have it, and what passes between those. All
+//! else (weights, their gradients, the update) may be spread over any number of ranks, and counts with the least time of each operator alone.
+
+use std::rc::Rc;
+
+use autoshard_ir::graph::Section;
+
+use super::{Search, SearchError};
+use crate::assignment::Schedule;
+use crate::formulate::{Formulation, Pace, Step};
+use crate::mesh::{AxisName, Mesh};
+use crate::request::{RecomputeChoice, StepGraph};
+use crate::roles::Tag;
+use crate::solver::solve;
+use crate::space::Space;
+use crate::times::Times;
+
+/// What ranks do at least for their samples of a micro-batch.
+pub(super) struct Spread {
+    /// Seconds.
+    pub seconds: f64,
+    /// The classes that this counts.
+    pub counts: Vec<bool>,
+}
+
+impl Search<'_> {
+    /// For `samples` of a micro-batch per group of `tp` ranks; none where no bound is to be had, or none better than that
+    /// of operators alone.
+    pub(super) fn spread(&mut self, samples: usize, tp: usize) -> Result<Option<Rc<Spread>>, SearchError> {
+        if tp == 1 {
+            return Ok(None);
+        }
+        if let Some(known) = self.spreads.get(&(samples, tp)) {
+            return Ok(known.clone());
+        }
+        let found = match self.whole(2 * samples, RecomputeChoice::None) {
+            Ok(step) => self.solve_spread(&step, tp),
+            // There may be no graph of that batch, though there is one of the candidate's.
+            Err(SearchError::Graph(_)) => None,
+            Err(e) => return Err(e),
+        };
+        let found = found.map(Rc::new);
+        self.spreads.insert((samples, tp), found.clone());
+        Ok(found)
+    }
+
+    fn solve_spread(&self, step: &StepGraph, tp: usize) -> Option<Spread> {
+        let mesh = Mesh::new([(AxisName::Dp, 2), (AxisName::Tp, tp)]);
+        let space = Space::new(step, &mesh, &self.request.constraints).ok()?;
+        let batched = |(members, tags): (&Vec<autoshard_ir::NodeId>, &Vec<Option<Tag>>)| {
+            step.graph.node(members[0]).section != Section::Update && tags.contains(&Some(Tag::Batch))
+        };
+        let counts: Vec<bool> = step.blocks.nodes.iter().zip(&step.tags).map(batched).collect();
+        let pace = Pace { micro_batches: 1, schedule: Schedule::OneF1B };
+        let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace };
+        let mut times = Times::new(self.cluster, &mesh);
+        let problem = Formulation::part(&view, &space, &mut times, &counts).problem;
+        let solution = solve(&problem, &self.options()).ok()?;
+        Some(Spread { seconds: problem.value(solution.bound), counts })
+    }
+}

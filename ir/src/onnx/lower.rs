@@ -24,11 +24,12 @@ use super::order::{node_name, order};
 use super::proto::onnx::attribute_proto::AttributeType;
 use super::proto::onnx::{AttributeProto, FunctionProto, GraphProto, NodeProto};
 use super::rules;
-use super::simplify::simplify;
+use super::simplify::{simplify, take_apart};
 use super::tensors::{self, Source};
 use super::trainable;
 use crate::builder::{Builder, FOLD_LIMIT};
 use crate::dtype::DType;
+use crate::fuse::fuse;
 use crate::graph::{Def, Graph, Init, StateKind, Tied, ValueId};
 use crate::op::OpError;
 use crate::rewrite::RewriteError;
@@ -122,7 +123,8 @@ pub(super) fn instantiate(model: &Model, bindings: &Bindings) -> Result<Graph, V
     }
     let internal = |e: RewriteError| vec![Problem::Malformed { place: "the graph".to_string(), why: e.to_string() }];
     let graph = trainable::settle(low.b.finish(), |w| small_constant(model, w)).map_err(internal)?;
-    crate::fuse::fuse(&simplify(&graph).map_err(internal)?).map_err(internal)
+    let fused = fuse(&simplify(&graph).map_err(internal)?).map_err(internal)?;
+    take_apart(&fused).map_err(internal)
 }
 
 /// The types of the inputs under bindings; reports every symbol that is missing, unknown or no size.

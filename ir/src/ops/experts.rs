@@ -51,6 +51,11 @@ pub(crate) fn expert_mat_mul(turned: bool) -> Op {
     Op::new(&EXPERT_MAT_MUL).flag("turned", turned)
 }
 
+/// The dim of the matrices that is the last of the result.
+pub(crate) fn columns(op: &Op) -> usize {
+    inner(op)[0]
+}
+
 /// Which dims of the matrices `n` and `k` are.
 fn inner(op: &Op) -> [usize; 2] {
     if op.get_flag("turned") { [2, 1] } else { [1, 2] }

@@ -20,8 +20,15 @@ use crate::rewrite::RewriteError;
 /// # Errors
 /// None for a graph that keeps its invariants.
 pub fn simplify(graph: &Graph) -> Result<Graph, RewriteError> {
-    let graph = absorb::absorb(&lift::lift(graph)?)?;
-    Ok(used_states(parts::parts(&graph)?))
+    take_apart(&absorb::absorb(&lift::lift(graph)?)?)
+}
+
+/// Applies [`parts`] alone, to products that were found since.
+///
+/// # Errors
+/// As [`simplify`].
+pub fn take_apart(graph: &Graph) -> Result<Graph, RewriteError> {
+    Ok(used_states(parts::parts(graph)?))
 }
 
 /// Keeps the states that some node or output uses, in the order of their first use.

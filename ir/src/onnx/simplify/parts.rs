@@ -1,7 +1,7 @@
 //! A product with a fused parameter, sliced afterwards, becomes one product per part of the parameter.
 //!
 //! `Slice`s that tile a dim of `Einsum(x, w)` or of `Einsum(x, w) + bias`, where only `w` has that dim's letter, are products with
-//! parts of `w` (and sums with parts of `bias`). Each part is a state of its own, a region of the same initializer, so that
+//! parts of `w` (and sums with parts of `bias`); so are those of the last dim of `ExpertMatMul(x, w, expert)`. Each part is a state of its own, a region of the same initializer, so that
 //! query, key and value projections can be split by heads. Only where nothing else uses the product, `w` or `bias`.
 
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ fn slice(
     named(b, product);
     let mut ins: Vec<ValueId> = product.inputs.iter().map(|v| new[v]).collect();
     ins[f.at] = part(graph, b, product.inputs[f.at], f.dim, &range, states)?;
-    let mut out = b.einsum(&equation(&product.op)?.to_string(), ins[0], ins[1])?;
+    let mut out = b.emit1(product.op.clone(), &ins)?;
     if let Some((sum, at)) = f.bias {
         let sum = graph.node(sum);
         named(b, sum);
@@ -152,6 +152,11 @@ fn product(graph: &Graph, counts: &[usize], v: ValueId, dim: usize) -> Option<Fu
         return contraction(graph, counts, id, dim);
     }
     let last = dim + 1 == graph.ty(v).rank();
+    if node.op.name() == "ExpertMatMul" && last {
+        let w = node.inputs[1];
+        let dim = crate::ops::experts::columns(&node.op);
+        return parameter_of(graph, w).filter(|_| once(w)).map(|_| Fused { product: id, at: 1, dim, bias: None });
+    }
     if node.op.name() != "Add" || !last {
         return None;
     }

@@ -153,7 +153,9 @@ impl Builder {
         let constants: Option<Vec<Arc<Tensor>>> = inputs.iter().map(|&v| self.graph.constant(v).cloned()).collect();
         if let (Some(constants), true) = (constants, small) {
             let results = crate::interp::apply(op, &constants, &outs).map_err(|e| OpError(e.0))?;
-            return Ok(results.into_iter().map(|t| self.constant(t)).collect());
+            let folded: Vec<ValueId> = results.into_iter().map(|t| self.constant(t)).collect();
+            self.shared.insert(key, folded.clone());
+            return Ok(folded);
         }
         let id = NodeId(self.graph.nodes.len() as u32);
         let outputs: Vec<ValueId> =

@@ -94,8 +94,9 @@ fn keep(graph: &Graph, kept: &mut [bool], v: ValueId, depth: usize) {
 enum Arg {
     Step(usize),
     Outside(usize),
-    /// A value of the old graph that a known outside value is made of.
+    /// A value of the old graph: a constant, or what a known outside value is made of.
     Value(ValueId),
+    /// A constant that a rule made.
     Constant(Arc<Tensor>),
 }
 
@@ -221,7 +222,7 @@ fn look_into(
         (Some(&(id, _)), _) => id,
         (None, Some(t)) => {
             let term = classes.analysis.leaf(ty, Some(t.clone()));
-            leaf(classes, leaves, term, Arg::Constant(t.clone()))
+            leaf(classes, leaves, term, Arg::Value(v))
         }
         (None, None) => {
             let term = classes.analysis.leaf(ty, None);

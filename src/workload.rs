@@ -6,6 +6,7 @@ use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::assignment::Schedule;
 use autoshard_planner::constraints::{Constraints, Objective};
+use autoshard_planner::mesh::divisors;
 use autoshard_planner::request::{
     LossChoice, Mode, OptimizerChoice, PlanRequest, PrecisionChoice, RecomputeChoice, Workload,
 };
@@ -181,7 +182,7 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Re
     let mut problems = Vec::new();
     for (name, size) in [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp)] {
         if let Some(size) = size.filter(|x| *x == 0 || gpus % x != 0) {
-            let valid: Vec<String> = (1..=gpus).filter(|d| gpus % d == 0).take(12).map(|d| d.to_string()).collect();
+            let valid: Vec<String> = divisors(gpus).iter().take(12).map(usize::to_string).collect();
             problems.push(format!("{name} {size} does not divide {gpus} GPUs (possible: {})", valid.join(", ")));
         }
     }

@@ -524,6 +524,9 @@ impl fmt::Display for Cluster {
     }
 }
 
+/// More than any cluster has.
+const MOST_GPUS: usize = 1 << 20;
+
 impl Cluster {
     /// The number of ranks.
     pub fn gpus(&self) -> usize {
@@ -541,6 +544,8 @@ impl Cluster {
             "at least one is needed".to_string()
         } else if let Some(most) = most.filter(|m| gpus > *m) {
             format!("it has {most}")
+        } else if gpus > MOST_GPUS {
+            format!("at most {MOST_GPUS} can be planned for")
         } else if gpus > per && !gpus.is_multiple_of(per) {
             format!("nodes of {per} are used whole")
         } else {
@@ -550,6 +555,7 @@ impl Cluster {
         let valid = match self.max_nodes {
             Some(1) => part,
             Some(n) => format!("{part}, and multiples of {per} up to {}", n * per),
+            None if gpus > MOST_GPUS => format!("{part}, and multiples of {per} up to that"),
             None if gpus > per => {
                 let below = gpus / per * per;
                 format!("{part}, and multiples of {per}: nearest are {below} and {}", below + per)

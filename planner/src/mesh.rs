@@ -75,3 +75,10 @@ impl Mesh {
         self.axes[id.0 as usize + 1..].iter().map(|a| a.size).product()
     }
 }
+
+/// All divisors of a number, in order; of 0 none.
+pub fn divisors(n: usize) -> Vec<usize> {
+    let small: Vec<usize> = (1..).take_while(|d| d * d <= n).filter(|d| n % d == 0).collect();
+    let large = small.iter().rev().filter(|d| **d * **d != n).map(|d| n / d);
+    small.iter().copied().chain(large).collect()
+}

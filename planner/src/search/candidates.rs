@@ -5,7 +5,7 @@ use autoshard_cost_models::Cluster;
 use super::SearchError;
 use crate::assignment::Schedule;
 use crate::formulate::Pace;
-use crate::mesh::{AxisName, Mesh};
+use crate::mesh::{AxisName, Mesh, divisors};
 use crate::request::{Mode, PlanRequest, RecomputeChoice};
 
 /// A point of the outer space.
@@ -46,7 +46,7 @@ const MICRO_BATCHES: usize = 6;
 /// The numbers of micro-batches that are tried when none is pinned: divisors of the samples that a data-parallel rank has
 /// per step, evenly spread in their order when there are many; with one stage, more than one is only good for memory.
 pub fn micro_batches(per_rank: usize) -> Vec<usize> {
-    let all: Vec<usize> = (1..=per_rank).filter(|m| per_rank % m == 0).collect();
+    let all = divisors(per_rank);
     if all.len() <= MICRO_BATCHES {
         return all;
     }
@@ -69,7 +69,7 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
     if batch == 0 {
         return refuse("the batch is empty".into());
     }
-    let divisors: Vec<usize> = (1..=n).filter(|d| n % d == 0).collect();
+    let divisors = divisors(n);
     let mut found = Vec::new();
     let mut reasons = Vec::new();
     for &pp in divisors.iter().filter(|d| pins.pp.is_none_or(|p| p == **d)) {

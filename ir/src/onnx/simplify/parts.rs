@@ -40,7 +40,7 @@ pub(super) fn parts(graph: &Graph) -> Result<Graph, RewriteError> {
             n.inputs.iter().zip(ins).for_each(|(&old, &v)| {
                 new.insert(old, v);
             });
-            match fused.get(&n.inputs[0]).filter(|_| n.op.name() == "Slice") {
+            match n.inputs.first().and_then(|v| fused.get(v)).filter(|_| n.op.name() == "Slice") {
                 Some(f) => slice(graph, b, n, f, &new, &mut states),
                 None => b.emit(n.op.clone(), ins),
             }

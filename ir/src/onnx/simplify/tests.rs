@@ -201,3 +201,19 @@ fn slices_that_do_not_tile_keep_the_parameter_whole() {
     });
     assert_eq!(g.states.len(), 1);
 }
+
+#[test]
+fn an_operator_without_operands_beside_a_fused_product() {
+    let g = simplified([2, 3, 8], |b, x, _| {
+        let w = parameter(b, "w", &[8, 8]);
+        let y = b.einsum("bsk,kn->bsn", x, w)?;
+        let (l, r) = (b.slice(y, 2, 0, 4)?, b.slice(y, 2, 4, 8)?);
+        // Too many elements to become a constant.
+        let indices = b.iota(&[crate::builder::FOLD_LIMIT + 1], 0)?;
+        let indices = b.slice(indices, 0, 0, 4)?;
+        let indices = b.cast(indices, DType::F32)?;
+        let sum = b.add(l, indices)?;
+        Ok(vec![b.mul(sum, r)?])
+    });
+    assert!(ops(&g).iter().any(|o| o.starts_with("Iota")));
+}

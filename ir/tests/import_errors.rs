@@ -385,3 +385,12 @@ fn a_branch_that_sizes_decide_is_taken() {
     assert_eq!(run(&found), PRODUCT.map(|x| x / 2.0));
     insta::assert_snapshot!(import(&branches("unknown"), &[("batch", 2)].into()).unwrap_err());
 }
+
+#[test]
+fn an_attribute_that_no_rule_knows_is_not_ignored() {
+    let mut m = model();
+    let mut a = attr("left_window_size", |a| a.set_i(3));
+    a.type_ = Some(AttributeType::INT.into());
+    m.graph.mut_or_insert_default().node[0].attribute.push(a);
+    insta::assert_snapshot!(import(&m, &Bindings::from([("batch", 2)])).expect_err("what it asks for is not done"));
+}

@@ -319,3 +319,14 @@ fn equal_blocks_are_rewritten_alike() {
     assert_eq!(fused.matches("Silu").count(), 6, "{fused}");
     assert_eq!(fused.matches("RmsNorm").count(), 6, "{fused}");
 }
+
+#[test]
+fn tiles_are_no_repeated_heads() {
+    // As Tile is lowered: a new first dim, expanded, and merged; one of them was once taken for grouped queries.
+    let mut c = Case::new();
+    let x = c.input(&[2, 3]);
+    let y = Case::ok(c.b.reshape(x, &[1, 2, 3]));
+    let y = Case::ok(c.b.expand(y, &[4, 2, 3]));
+    let y = Case::ok(c.b.reshape(y, &[8, 3]));
+    assert!(c.fused(y).contains("Expand"));
+}

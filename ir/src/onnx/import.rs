@@ -3,7 +3,8 @@
 //! A rule lowers one ONNX node to canonical operators by emitting into the builder. Dims are bound and constants folded
 //! while lowering, so `Shape` is a constant, and so are shape arithmetic and most shape operands.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::builder::Builder;
@@ -40,6 +41,49 @@ pub enum OnnxAttr {
     Other(&'static str),
 }
 
+/// The attributes of a node, which remember what a rule asked for: what no rule asks for must not be ignored in silence.
+pub struct Attrs<'a> {
+    all: &'a BTreeMap<String, OnnxAttr>,
+    asked: RefCell<BTreeSet<String>>,
+}
+
+/// Attributes that change nothing here: what training frameworks note for themselves (momentum of running statistics,
+/// seeds), precisions of intermediate results, which are f32 at least, and orders that are kept anyway.
+const HARMLESS: [&str; 9] = [
+    "consumed_inputs",
+    "momentum",
+    "qk_matmul_output_mode",
+    "saturate",
+    "softmax_precision",
+    "sorted",
+    "spatial",
+    "stash_type",
+    "storage_order",
+];
+
+impl<'a> Attrs<'a> {
+    /// Of a node.
+    pub fn new(all: &'a BTreeMap<String, OnnxAttr>) -> Attrs<'a> {
+        Attrs { all, asked: RefCell::default() }
+    }
+    /// An attribute, if the node has it.
+    pub fn get(&self, name: &str) -> Option<&'a OnnxAttr> {
+        self.asked.borrow_mut().insert(name.to_string());
+        self.all.get(name)
+    }
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a String, &'a OnnxAttr)> {
+        self.asked.borrow_mut().extend(self.all.keys().cloned());
+        self.all.iter()
+    }
+    /// Those that nothing asked for and that are not harmless.
+    pub fn ignored(&self) -> Vec<&'a str> {
+        let asked = self.asked.borrow();
+        let names = self.all.keys().map(String::as_str);
+        names.filter(|n| !asked.contains(*n) && !HARMLESS.contains(n)).collect()
+    }
+}
+
 /// An ONNX node being lowered.
 pub struct ImportCx<'a> {
     /// Where to emit.
@@ -51,7 +95,7 @@ pub struct ImportCx<'a> {
     /// Operands; `None` for omitted ones.
     pub inputs: &'a [Option<ValueId>],
     /// Attributes.
-    pub attrs: &'a BTreeMap<String, OnnxAttr>,
+    pub attrs: &'a Attrs<'a>,
     /// For each output, whether the node names it.
     pub outputs: &'a [bool],
 }

@@ -18,7 +18,7 @@ use protobuf::EnumOrUnknown;
 
 use super::dim::DimError;
 use super::error::{Problem, operator};
-use super::import::{ImportCx, OnnxAttr};
+use super::import::{Attrs, ImportCx, OnnxAttr};
 use super::model::{Bindings, Model, domain, function_opsets, opset, refers};
 use super::order::{node_name, order};
 use super::proto::onnx::attribute_proto::AttributeType;
@@ -355,6 +355,7 @@ impl<'m> Lowering<'m> {
         self.b.name = name.to_string();
         self.b.scope = self.scope.clone();
         let outputs: Vec<bool> = node.output.iter().map(|o| !o.is_empty()).collect();
+        let attrs = Attrs::new(&attrs);
         let mut cx = ImportCx {
             b: &mut self.b,
             op_type: node.op_type(),
@@ -364,6 +365,11 @@ impl<'m> Lowering<'m> {
             outputs: &outputs,
         };
         match (rule.lower)(&mut cx) {
+            Ok(_) if !attrs.ignored().is_empty() => {
+                let names = attrs.ignored().join("`, `");
+                self.problem(name, op, format!("attribute `{names}` is not supported; export without it"));
+                None
+            }
             Ok(results) => Some(results.into_iter().map(Slot::Value).collect()),
             Err(OpError(why)) => {
                 self.problem(name, op, why);

@@ -126,10 +126,10 @@ fn rotary_embedding(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let x = cx.input(0)?;
     let given = cx.b.dims(x);
     // As [batch, heads, sequence, size].
+    let heads = usize::try_from(cx.attr_int("num_heads", 0)).unwrap_or(0);
     let x = match given.len() {
         4 => x,
         3 => {
-            let heads = usize::try_from(cx.attr_int("num_heads", 0)).unwrap_or(0);
             if heads == 0 || given[2] % heads != 0 {
                 return Err(OpError(format!("num_heads = {heads} does not divide {}", cx.b.ty(x))));
             }

@@ -195,7 +195,7 @@ fn operands(cx: &mut ImportCx<'_>) -> Result<Loss, OpError> {
     let x = cx.b.transpose(x, &perm)?;
     let label_type = cx.b.ty(labels).dtype;
     // Without ignore_index every label must be a class; negative ones are then the only ones that can be told apart.
-    let valid = if cx.attrs.contains_key("ignore_index") {
+    let valid = if cx.attrs.get("ignore_index").is_some() {
         let ignore = cx.b.scalar(label_type, cx.attr_int("ignore_index", -100) as f64);
         let same = cx.b.equal(labels, ignore)?;
         cx.b.not(same)?

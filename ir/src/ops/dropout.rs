@@ -104,6 +104,9 @@ fn kernel(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(
 /// Outside training it does nothing.
 fn import(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let x = cx.input(0)?;
+    // Each node draws its own numbers, unless its seed is given.
+    let own = cx.b.graph().nodes.len() as i64;
+    let seed = cx.attr_int("seed", own);
     let (mut ratio, mut training) = (f64::from(cx.attr_float("ratio", 0.5)), false);
     if cx.opset < 7 {
         training = cx.attr_int("is_test", 0) == 0;
@@ -129,9 +132,6 @@ fn import(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
         }
         return Ok(outs);
     }
-    // Each node draws its own numbers, unless its seed is given.
-    let own = cx.b.graph().nodes.len() as i64;
-    let seed = cx.attr_int("seed", own);
     let (y, mask) = cx.b.dropout(x, ratio, seed, None)?;
     Ok(vec![y, mask])
 }

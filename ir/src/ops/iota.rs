@@ -96,7 +96,7 @@ fn import_range(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
 }
 
 fn import_constant(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
-    for (name, attr) in cx.attrs {
+    for (name, attr) in cx.attrs.iter() {
         let t = match (name.as_str(), attr) {
             ("value", OnnxAttr::Tensor(t)) => Tensor::clone(t),
             ("value_int", OnnxAttr::Int(x)) => Tensor::i64([], &[*x]),

@@ -327,9 +327,10 @@ fn import(
     let rank = cx.b.ty(x).rank();
     let axes = cx.try_ints(1)?.or_else(|| cx.attr_ints("axes").map(<[i64]>::to_vec)).unwrap_or_default();
     let keep = cx.attr_int("keepdims", 1) != 0;
+    let noop = cx.attr_int("noop_with_empty_axes", 0) != 0;
     let dims = match axes.is_empty() {
         // Over no dim, so that what is done per element (squares, absolute values) is still done.
-        true if cx.attr_int("noop_with_empty_axes", 0) != 0 => Vec::new(),
+        true if noop => Vec::new(),
         true => (0..rank).collect(),
         false => cx.axes(&axes, rank)?,
     };

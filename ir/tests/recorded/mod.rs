@@ -108,9 +108,12 @@ pub fn distance(found: &Tensor, expected: &Tensor) -> (f64, f64) {
     let y = autoshard_ir::convert::to_f64(expected.dtype(), expected.bytes());
     let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
     let largest = |xs: &mut dyn Iterator<Item = f64>| xs.fold(0.0f64, |m, x| m.max(x.abs()));
-    let mut differences = x.iter().zip(&y).map(|(a, b)| if a == b { 0.0 } else { a - b });
+    let mut differences = x.iter().zip(&y).map(|(a, b)| if a == b || (a.is_nan() && b.is_nan()) { 0.0 } else { a - b });
     let difference = norm(&mut differences.clone());
     let worst = largest(&mut differences);
     let at_least = f64::MIN_POSITIVE;
-    (difference / norm(&mut y.iter().copied()).max(at_least), worst / largest(&mut y.iter().copied()).max(at_least))
+    (
+        difference / norm(&mut y.iter().copied().filter(|y| y.is_finite())).max(at_least),
+        worst / largest(&mut y.iter().copied()).max(at_least),
+    )
 }

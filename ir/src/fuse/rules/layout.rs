@@ -97,9 +97,11 @@ fn repeat(m: &mut Match<'_>) -> Option<Id> {
         Some(m.op(var)?.get_ints("dims").iter().map(|&d| d as usize).collect())
     };
     let (to, wide, thin) = (ints(m, "?r")?, ints(m, "?e")?, ints(m, "?s")?);
-    let at = (0..thin.len()).find(|&d| thin[d] != wide[d])?;
+    if wide.len() != thin.len() {
+        return None;
+    }
+    let at = (1..thin.len()).find(|&d| thin[d] != wide[d])?;
     let fits = wide.len() == from.len() + 1
-        && at > 0
         && thin[at] == 1
         && [&thin[..at], &thin[at + 1..]].concat() == from
         && [&wide[..at], &wide[at + 1..]].concat() == from;

@@ -49,7 +49,7 @@ pub(super) fn attention(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> 
         None => None,
     };
     let size = cx.b.dims(q).get(3).copied().unwrap_or(1).max(1);
-    let scale = match cx.attrs.contains_key("scale") {
+    let scale = match cx.attrs.get("scale").is_some() {
         true => f64::from(cx.attr_float("scale", 1.0)),
         false => 1.0 / (size as f64).sqrt(),
     };

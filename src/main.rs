@@ -24,6 +24,7 @@ use args::{Cli, Command};
 
 fn main() -> ExitCode {
     end_quietly_when_nobody_reads();
+    say_when_output_fails();
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Plan(a) => commands::plan::run(&a),
@@ -49,4 +50,18 @@ fn end_quietly_when_nobody_reads() {
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
+}
+
+/// A full disk behind stdout is an error of the surroundings, not of the program.
+fn say_when_output_fails() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let text = info.payload_as_str().unwrap_or_default();
+        if text.starts_with("failed printing to") {
+            // Nothing more can be done when stderr is full, too.
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("  × {text}\n").as_bytes());
+            std::process::exit(1);
+        }
+        usual(info);
+    }));
 }

@@ -194,6 +194,26 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Re
     if s.memory_limit.is_some_and(|g| g.is_nan() || g <= 0.0) {
         problems.push("--memory-limit must be above 0".into());
     }
+    // A product of pins that leaves no rank to the rest says what the rest is.
+    let product: usize =
+        [s.tp, s.pp, s.dp].into_iter().flatten().try_fold(1usize, |n, x| n.checked_mul(x)).unwrap_or(0);
+    if problems.is_empty() && (product == 0 || gpus % product != 0) {
+        problems.push(format!("the pins of --tp, --pp and --dp make {product} ranks, which do not divide {gpus} GPUs"));
+    }
+    if s.micro_batch == Some(0) {
+        problems.push("--micro-batch must be 1 or more".into());
+    }
+    let mut without_effect = |flag: &str, applies: bool, why: &str| {
+        if applies {
+            problems.push(format!("{flag} has no effect {why}"));
+        }
+    };
+    without_effect("--zero", s.zero.is_some_and(|z| z > 0) && s.dp == Some(1), "with --dp 1");
+    without_effect("--zero", s.zero.is_some_and(|z| z > 0) && mode == Mode::Infer, "in inference");
+    let sequence = matches!(s.sequence_parallel, Toggle::On);
+    without_effect("--sequence-parallel", sequence && s.tp == Some(1), "with --tp 1");
+    without_effect("--schedule", s.schedule.is_some() && s.pp == Some(1), "with --pp 1");
+    without_effect("--schedule", s.schedule.is_some() && mode == Mode::Infer, "in inference");
     if fixed && s.micro_batch.is_some() {
         problems.push("--micro-batch has no effect: the batch size is fixed in the model".into());
     }

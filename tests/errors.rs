@@ -73,8 +73,23 @@ fn of_plan() {
                 "-o".into(),
                 nowhere.clone(),
             ],
+            2,
+            vec!["cannot write", "there is no folder"],
+        ),
+        (plan(&good, &["--gpus", "1000000000"]), 2, vec!["at most 1048576"]),
+        (plan(&good, &["--gpus", "4", "--tp", "2", "--pp", "4"]), 2, vec!["8 ranks, which do not divide 4 GPUs"]),
+        (plan(&good, &["--gpus", "4", "--micro-batch", "0"]), 2, vec!["--micro-batch must be 1 or more"]),
+        (plan(&good, &["--gpus", "4", "--dp", "1", "--zero", "3"]), 2, vec!["--zero has no effect with --dp 1"]),
+        (plan(&good, &["--gpus", "4", "--pp", "1", "--schedule", "gpipe"]), 2, vec!["--schedule has no effect"]),
+        (
+            plan(&good, &["--gpus", "4", "--tp", "1", "--sequence-parallel", "on"]),
+            2,
+            vec!["--sequence-parallel has no effect with --tp 1"],
+        ),
+        (
+            ["plan", &good, "--gpus", "4", "--dim", "sequence=4096", "-o", &output].map(String::from).to_vec(),
             1,
-            vec!["cannot write", "-o"],
+            vec!["index 128 into 128 entries", "choose smaller sizes"],
         ),
     ];
     for (args, code, says) in &cases {
@@ -116,6 +131,78 @@ fn of_plan_files() {
     check(&[Case { args: vec!["check", &plan], code: 1, says: &["sha256", "make the plan anew"] }]);
     fs::remove_file(&model_copy).unwrap();
     check(&[Case { args: vec!["run", &plan], code: 1, says: &["is not there"] }]);
+}
+
+#[test]
+fn plans_edited_by_hand_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (plan, edited) = (at("p.json"), at("edited.json"));
+    let file = model("vit-loss-dyn.onnx");
+    common::works(&["plan", &file, "--gpus", "2", "--dp", "2", "--global-batch", "4", "-q", "-o", &plan]);
+    let whole: serde_json::Value = serde_json::from_str(&fs::read_to_string(&plan).unwrap()).unwrap();
+    let edits: [(&str, serde_json::Value, &str); 7] = [
+        ("/cluster/gpus", 8.into(), "contradict each other"),
+        ("/mesh/axes/1/size", 0.into(), "has size 0"),
+        ("/mesh/axes/1/name", "zz".into(), "unknown mesh axis `zz`"),
+        ("/pipeline/virtual_stages", 2.into(), "2 virtual stages"),
+        ("/operators/0/count", 99.into(), "in the plan 99 times"),
+        ("/predicted/step_time_s", 1e-9.into(), "is predicted to take"),
+        ("/predicted/peak_memory_bytes", serde_json::json!([]), "the plan has the memory of 0"),
+    ];
+    for (field, value, says) in edits {
+        let mut doc = whole.clone();
+        *doc.pointer_mut(field).unwrap_or_else(|| panic!("plans have {field}")) = value;
+        fs::write(&edited, doc.to_string()).unwrap();
+        check(&[Case { args: vec!["check", &edited], code: 1, says: &[says] }]);
+    }
+    common::works(&["check", &plan]);
+}
+
+#[test]
+fn outputs_harm_no_other_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (file, plan, link) = (at("m.onnx"), at("p.json"), at("link.html"));
+    fs::copy(model("vit-loss-dyn.onnx"), &file).unwrap();
+    common::works(&["plan", &file, "--gpus", "2", "--global-batch", "4", "-q", "-o", &plan]);
+    let bytes = |path: &str| fs::read(path).unwrap();
+    let before = (bytes(&file), bytes(&plan));
+    let nowhere = at("no/o.npz");
+    check(&[
+        Case { args: vec!["plan", &file, "--gpus", "2", "-o", &file], code: 2, says: &["the command reads it"] },
+        Case { args: vec!["report", &plan, "-o", &plan], code: 2, says: &["the command reads it"] },
+        Case { args: vec!["run", &plan, "--trace", &plan], code: 2, says: &["the command reads it"] },
+        Case { args: vec!["run", &plan, "--outputs", &nowhere], code: 2, says: &["there is no folder"] },
+        Case { args: vec!["run", &plan, "--checkpoint", &file], code: 2, says: &["it is no folder"] },
+        Case { args: vec!["verify", &plan, "--tolerance", "inf"], code: 2, says: &["--tolerance inf"] },
+        #[cfg(unix)]
+        Case { args: vec!["report", &plan, "-o", "/dev/null"], code: 2, says: &["it is no regular file"] },
+    ]);
+    assert!(before == (bytes(&file), bytes(&plan)), "inputs are as they were");
+    // A link stays a link, and what it leads to is written.
+    #[cfg(unix)]
+    {
+        fs::write(at("page.html"), "old").unwrap();
+        std::os::unix::fs::symlink(at("page.html"), &link).unwrap();
+        common::works(&["report", &plan, "-o", &link]);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_ne!(bytes(&at("page.html")), b"old");
+    }
+}
+
+#[test]
+fn a_plan_knows_its_cluster_when_the_file_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (cluster, plan, page) = (at("mine.toml"), at("p.json"), at("p.html"));
+    let text = common::works(&["clusters", "dgx-h100"]);
+    fs::write(&cluster, text.replacen("name = \"dgx-h100\"", "name = \"mine\"", 1)).unwrap();
+    let file = model("vit-loss-dyn.onnx");
+    common::works(&["plan", &file, "--gpus", "2", "--global-batch", "4", "--cluster", &cluster, "-q", "-o", &plan]);
+    fs::remove_file(&cluster).unwrap();
+    common::works(&["check", &plan]);
+    common::works(&["report", &plan, "-o", &page]);
 }
 
 #[test]

@@ -72,8 +72,8 @@ impl Cluster {
     ///
     /// A name wins over a file of the same name; write `./name` for the file.
     pub fn load(name_or_path: &str) -> Result<Cluster, ClusterError> {
-        if let Some((name, text)) = CLUSTERS.iter().find(|(n, _)| *n == name_or_path) {
-            return Cluster::parse(text, &format!("embedded cluster {name}"));
+        if let Some(text) = Cluster::definition(name_or_path) {
+            return Cluster::parse(text, &format!("embedded cluster {name_or_path}"));
         }
         let path = Path::new(name_or_path);
         if path.exists() {
@@ -86,6 +86,11 @@ impl Cluster {
             suggestion: closest(name_or_path),
             known: names().map(String::from).collect(),
         })
+    }
+
+    /// The file of a cluster of the library; other names are files themselves.
+    pub fn definition(name: &str) -> Option<&'static str> {
+        CLUSTERS.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
     }
 
     /// A cluster from the text of a file; `origin` names it in errors.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use autoshard_cost_models::Cluster;
+use autoshard_cost_models::{Cluster, ClusterError};
 use autoshard_ir::factor::{FactorId, FactorRule};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::onnx::{Bindings, Model};
@@ -84,6 +84,23 @@ pub struct ClusterEntry {
     pub gpus: usize,
     /// Bytes a rank may allocate.
     pub memory_limit_bytes: u64,
+    /// The text of its file, where it is not one of the library.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<String>,
+}
+
+impl ClusterEntry {
+    /// The cluster.
+    ///
+    /// # Errors
+    /// One that is not known, or does not have so many GPUs.
+    pub fn cluster(&self) -> Result<Cluster, ClusterError> {
+        let cluster = match &self.definition {
+            Some(text) => Cluster::parse(text, "the plan's cluster")?,
+            None => Cluster::load(&self.name)?,
+        };
+        cluster.with_gpus(self.gpus)
+    }
 }
 
 /// Ranks inside a stage; the last axis is contiguous.
@@ -307,6 +324,7 @@ impl Plan {
                 name: cluster.name.clone(),
                 gpus: cluster.gpus(),
                 memory_limit_bytes: found.memory_limit,
+                definition: None,
             },
             workload: request.workload.clone(),
             constraints: request.constraints.clone(),
@@ -399,10 +417,16 @@ impl Plan {
     /// Axes that this program does not know.
     pub fn stage_mesh(&self) -> Result<Mesh, PlanError> {
         let mut axes = Vec::new();
-        for a in self.mesh.axes.iter().filter(|a| a.name != "pp" && a.size != 1) {
+        for a in &self.mesh.axes {
             let name = [AxisName::Dp, AxisName::Tp].into_iter().find(|n| n.name() == a.name);
-            let Some(name) = name else { return Err(PlanError::Mismatch(format!("unknown mesh axis `{}`", a.name))) };
-            axes.push(MeshAxis { name, size: a.size });
+            match name {
+                _ if a.size == 0 => return Err(PlanError::Mismatch(format!("mesh axis `{}` has size 0", a.name))),
+                None if a.name != "pp" => {
+                    return Err(PlanError::Mismatch(format!("unknown mesh axis `{}`", a.name)));
+                }
+                Some(name) if a.size > 1 => axes.push(MeshAxis { name, size: a.size }),
+                _ => {}
+            }
         }
         Ok(Mesh { axes })
     }
@@ -436,6 +460,17 @@ impl Plan {
             return Err(mismatch("its pipeline is not consistent".into()));
         }
         let mesh = self.stage_mesh()?;
+        let ranks = self.mesh.axes.iter().try_fold(1usize, |n, a| n.checked_mul(a.size));
+        let stages = self.mesh.axes.iter().find(|a| a.name == "pp").map_or(1, |a| a.size);
+        if ranks != Some(self.cluster.gpus) || stages != p.stages {
+            return Err(mismatch(format!(
+                "its mesh, {} GPUs and {} stages contradict each other",
+                self.cluster.gpus, p.stages
+            )));
+        }
+        if p.virtual_stages != 1 {
+            return Err(mismatch(format!("{} virtual stages cannot be executed", p.virtual_stages)));
+        }
         let forward = *p.cuts.last().unwrap_or(&0);
         let stage = |n: usize| StageId(p.cuts.iter().position(|c| n < *c).unwrap_or(0) as u16);
         let stages: Vec<StageId> = if p.stages == 1 { Vec::new() } else { (0..forward).map(stage).collect() };
@@ -460,6 +495,13 @@ impl Plan {
             let n = step.graph.node(members[0]);
             if n.op.to_string() != entry.op {
                 return Err(mismatch(format!("operator {} is planned as {}", n.op, entry.op)));
+            }
+            let found = members.iter().filter(|m| step.graph.node(**m).section == n.section).count();
+            if found != entry.count {
+                return Err(mismatch(format!("{} occurs {found} times, in the plan {} times", entry.op, entry.count)));
+            }
+            if let Some(axis) = entry.strategy.keys().find(|k| mesh.axes.iter().all(|a| a.name.name() != **k)) {
+                return Err(mismatch(format!("operator {} is split over `{axis}`, which the mesh lacks", entry.op)));
             }
             let rule = n.op.factors(&step.graph.input_types(n), &step.graph.output_types(n));
             strategies.push(parse_strategy(entry, &rule, &mesh).map_err(mismatch)?);

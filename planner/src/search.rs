@@ -146,8 +146,8 @@ struct Least {
 
 /// What is known of a candidate without solving it.
 enum Quick {
-    /// What it takes at least: seconds, for least memory bytes.
-    Bound(f64),
+    /// What it takes at least: seconds, for least memory bytes; and bytes in any case.
+    Bound(f64, u64),
     /// What is surely allocated does not fit; if that is for its activations, what other ways of recomputation take at
     /// least.
     Excess(Closest, Option<f64>),
@@ -235,12 +235,23 @@ impl<'a> Search<'a> {
         };
         let configurations = all.len();
         for c in all {
+            // With something to solve, time that is up ends the measuring; nothing is known of the rest.
+            if self.interrupted() || (self.stopped() && queue.len() > 0) {
+                t.cut_short = true;
+                t.bound = 0.0;
+                break;
+            }
             self.measure(c, 0.0, &mut queue, &mut t)?;
         }
         let memory = self.memory();
         let value = |s: &Solved| if memory { s.prediction.peak() as f64 } else { s.prediction.step_time_s };
         let (mut extended, mut done) = (false, 0);
-        while let Some(Waiting { bound, candidate: c, measured, .. }) = queue.take() {
+        // Without any plan after half the time, what most likely fits comes first.
+        let half = Instant::now() + self.deadline.saturating_duration_since(Instant::now()) / 2;
+        loop {
+            let late = t.best.is_none() && Instant::now() >= half;
+            let next = if late { queue.take_smallest() } else { queue.take() };
+            let Some(Waiting { bound, candidate: c, measured, memory: least_memory, .. }) = next else { break };
             let least = t.best.as_ref().map(|b| value(b));
             if t.best.is_none() && !extended && !self.interrupted() && self.stopped() {
                 extended = true;
@@ -248,7 +259,7 @@ impl<'a> Search<'a> {
             }
             if self.stopped() || (extended && t.best.is_some()) {
                 t.cut_short = true;
-                t.bound = t.bound.min(bound);
+                t.bound = t.bound.min(bound).min(queue.least());
                 break;
             }
             if least.is_some_and(|l| bound >= l * (1.0 - self.request.gap)) {
@@ -262,7 +273,7 @@ impl<'a> Search<'a> {
             t.solved += 1;
             let (outcome, others) = self.candidate(&c, bound, if memory { None } else { least })?;
             for v in others.iter().flat_map(|_| variants(&c)) {
-                queue.push(others.unwrap_or(bound), v, false);
+                queue.push(others.unwrap_or(bound), v, false, least_memory / 2);
             }
             tracing::debug!(candidate = c.show(), bound, others, outcome = outcome.name(), "candidate");
             self.count(&c, bound, outcome, &mut t);
@@ -302,11 +313,12 @@ impl<'a> Search<'a> {
     /// Puts a candidate into the queue with its own bound, which is at least `floor`; or its variants, if it cannot fit.
     fn measure(&mut self, c: Candidate, floor: f64, queue: &mut Queue, t: &mut Tally) -> Result<(), SearchError> {
         match self.quick(&c)? {
-            Quick::Bound(bound) => queue.push(bound.max(floor), c, true),
+            Quick::Bound(bound, memory) => queue.push(bound.max(floor), c, true, memory),
             Quick::Excess(e, others) => {
+                let memory = self.limit + e.excess;
                 t.excess(e);
                 if let Some(bound) = others.filter(|_| self.has_variants(&c)) {
-                    variants(&c).into_iter().for_each(|v| queue.push(bound, v, false));
+                    variants(&c).into_iter().for_each(|v| queue.push(bound, v, false, memory / 2));
                 }
             }
             Quick::Impossible(why) => t.impossible.push(format!("{}: {why}", c.show())),
@@ -441,7 +453,8 @@ impl<'a> Search<'a> {
             let others = if self.memory() { states as f64 } else { seconds };
             return Ok(Quick::Excess(Closest::new(c, &memory, self.limit), (states <= self.limit).then_some(others)));
         }
-        Ok(Quick::Bound(if self.memory() { memory.total().0 as f64 } else { seconds }))
+        let total = memory.total().0;
+        Ok(Quick::Bound(if self.memory() { total as f64 } else { seconds }, total))
     }
 
     fn least(&self, step: &StepGraph, mesh: &Mesh) -> Result<Least, String> {

@@ -1,5 +1,8 @@
 //! `check`: a plan against its model and cluster, without a device.
 
+use autoshard_planner::simulate::simulate;
+use autoshard_planner::times::Times;
+
 use crate::args::CheckArgs;
 use crate::failure::Failure;
 use crate::loaded::{Loaded, compile};
@@ -18,15 +21,31 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         problems.extend(found.iter().map(|v| format!("program: {v}")));
     }
     let plan = &loaded.plan;
-    match autoshard_cost_models::Cluster::load(&plan.cluster.name).and_then(|c| c.with_gpus(plan.cluster.gpus)) {
-        Ok(c) if c.usable_memory().0 < plan.cluster.memory_limit_bytes => problems.push(format!(
+    let cluster = plan.cluster.cluster().map_err(Failure::new)?;
+    if cluster.usable_memory().0 < plan.cluster.memory_limit_bytes {
+        problems.push(format!(
             "cluster {}: a GPU has {} to use, the plan counts on {}",
-            c.name,
-            c.usable_memory(),
+            cluster.name,
+            cluster.usable_memory(),
             show::bytes(plan.cluster.memory_limit_bytes)
-        )),
-        Ok(_) => {}
-        Err(e) => println!("note: the cluster is not checked: {e}"),
+        ));
+    }
+    let blocks = autoshard_ir::blocks::find(&graph);
+    let mut times = Times::new(&cluster, &assignment.mesh);
+    let time = simulate(&graph, &blocks, &assignment, &mut times).step_time_s;
+    if (time - plan.predicted.step_time_s).abs() > 1e-6 * time {
+        problems.push(format!(
+            "a step is predicted to take {}, the plan says {}",
+            show::seconds(time),
+            show::seconds(plan.predicted.step_time_s)
+        ));
+    }
+    if plan.predicted.peak_memory_bytes.len() != job.stages.len() {
+        problems.push(format!(
+            "{} stages, the plan has the memory of {}",
+            job.stages.len(),
+            plan.predicted.peak_memory_bytes.len()
+        ));
     }
     for (s, (m, planned)) in
         autoshard_codegen::memory::memory(&job).iter().zip(&plan.predicted.peak_memory_bytes).enumerate()

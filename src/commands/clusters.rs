@@ -1,16 +1,23 @@
 //! `clusters`: what is known of clusters.
 
+use std::path::Path;
+
 use autoshard_cost_models::{Cluster, library};
 
 use crate::args::ClustersArgs;
 use crate::failure::Failure;
-use crate::show;
+use crate::{files, show};
 
 /// Runs the command.
 pub fn run(args: &ClustersArgs) -> Result<(), Failure> {
     if let Some(name) = &args.name {
         let c = Cluster::load(name).map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the names"))?;
-        println!("{c:#?}");
+        let text = match Cluster::definition(name) {
+            Some(text) => text.to_string(),
+            None => files::read(Path::new(name), "cluster file")?,
+        };
+        println!("# {}: {}, {} usable per GPU\n", c.name, c.device.name, show::bytes(c.usable_memory().0));
+        print!("{text}");
         return Ok(());
     }
     let mut rows = vec![["name", "device", "GPUs per node", "usable memory"].map(String::from).to_vec()];

@@ -23,11 +23,15 @@ const ROUNDS: usize = 4;
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let output = args.output.clone().unwrap_or_else(|| files::with_suffix(&args.model, ".plan.json"));
-    check_writable(&output)?;
+    files::check_output(&output, &[&args.model, Path::new(&args.workload.cluster)])?;
     let model = loaded::model(&args.model)?;
     let cluster = Cluster::load(&args.workload.cluster)
         .and_then(|c| c.with_gpus(args.gpus))
         .map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the clusters that are known"))?;
+    let definition = match Cluster::definition(&args.workload.cluster) {
+        Some(_) => None,
+        None => Some(files::read(Path::new(&args.workload.cluster), "cluster file")?),
+    };
     let (request, mut notes) = workload::request(&model, &cluster, &args.workload, &args.search)?;
     if args.workload.cluster == "dgx-h100" {
         notes.insert(0, format!("{} GPUs of dgx-h100 (--cluster)", args.gpus));
@@ -47,7 +51,8 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     bar.enable_steady_tick(Duration::from_millis(100));
     let plan = decide(&model, &cluster, &request, &interrupt, &bar, &args.model, notes);
     bar.finish_and_clear();
-    let plan = plan?;
+    let mut plan = plan?;
+    plan.cluster.definition = definition;
     let text = plan.to_json().map_err(Failure::new)?;
     files::write(&output, text.as_bytes())?;
     if args.json {
@@ -57,16 +62,6 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
         println!("\nwrote {}", output.display());
     }
     Ok(())
-}
-
-fn check_writable(output: &Path) -> Result<(), Failure> {
-    let dir = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if output.is_dir() {
-        return Err(Failure::usage(format!("cannot write {}: it is a folder", output.display())));
-    }
-    tempfile::NamedTempFile::new_in(dir).map(|_| ()).map_err(|e| {
-        Failure::new(format!("cannot write {}: {e}", output.display())).help("choose another place with -o")
-    })
 }
 
 fn decide(

@@ -1,6 +1,5 @@
 //! `report`: writes the page that shows a plan.
 
-use autoshard_cost_models::Cluster;
 use autoshard_planner::times::Times;
 
 use crate::args::ReportArgs;
@@ -12,13 +11,13 @@ use crate::{files, report};
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let output = args.output.clone().unwrap_or_else(|| files::with_suffix(&args.plan, ".html"));
     let loaded = Loaded::open(&args.plan)?;
+    files::check_output(&output, &[&args.plan, loaded.model.path()])?;
     let plan = &loaded.plan;
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&graph, &assignment)?;
     let memory = autoshard_codegen::memory::memory(&job);
     let blocks = autoshard_ir::blocks::find(&graph);
-    let cluster =
-        Cluster::load(&plan.cluster.name).and_then(|c| c.with_gpus(plan.cluster.gpus)).map_err(Failure::new)?;
+    let cluster = plan.cluster.cluster().map_err(Failure::new)?;
     let times = Times::new(&cluster, &assignment.mesh);
     let seconds: Vec<f64> = blocks
         .nodes

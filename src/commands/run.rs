@@ -23,6 +23,14 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--steps must be 1 or more"));
     }
     let loaded = Loaded::open(&args.plan)?;
+    let mut read = vec![&*args.plan, loaded.model.path()];
+    read.extend(args.inputs.as_deref());
+    for output in args.outputs.iter().chain(&args.trace) {
+        files::check_output(output, &read)?;
+    }
+    if let Some(dir) = args.checkpoint.as_ref().filter(|d| d.exists() && !d.is_dir()) {
+        return Err(Failure::usage(format!("cannot write checkpoints to {}: it is no folder", dir.display())));
+    }
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&graph, &assignment)?;
     let weights = if args.weights.random_weights { Weights::Random(args.weights.seed) } else { Weights::Files };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use autoshard_ir::graph::{Graph, Init, StateKind};
-use autoshard_ir::{Tensor, interp};
+use autoshard_ir::{Tensor, convert, interp};
 use autoshard_planner::plan::bindings;
 use autoshard_planner::request::{Mode, RecomputeChoice};
 use autoshard_runtime::session::{Options, Session};
@@ -18,6 +18,9 @@ use crate::{draw, show};
 
 /// Runs the command.
 pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
+    if !(0.0..1.0).contains(&args.tolerance) {
+        return Err(Failure::usage(format!("--tolerance {} is not at least 0 and below 1", args.tolerance)));
+    }
     let mut loaded = Loaded::open(&args.plan)?;
     loaded.plan.workload.gradient_outputs = loaded.plan.workload.mode == Mode::Train;
     let lines = verify(&loaded, args)?;
@@ -52,6 +55,10 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
         args.tolerance,
         worst.join("\n  ")
     )))
+}
+
+fn has_nan(t: &Tensor) -> bool {
+    t.dtype().is_float() && convert::to_f64(t.dtype(), t.bytes()).iter().any(|x| x.is_nan())
 }
 
 /// The worst line of each kind.
@@ -112,6 +119,13 @@ fn verify(loaded: &Loaded, args: &VerifyArgs) -> Result<Vec<Line>, Failure> {
         .collect::<Result<_, _>>()?;
     let want = interp::run(&whole, &ordered, &states).map_err(Failure::new)?;
 
+    if let Some((o, _)) = whole.outputs.iter().zip(&want.outputs).find(|(_, t)| has_nan(t)) {
+        return Err(Failure::new(format!(
+            "the unsharded model itself gives output `{}` elements that are no numbers (NaN): nothing can be compared",
+            o.name
+        ))
+        .help("look for NaN among the inputs, or for a loss of which no label is valid"));
+    }
     let named: BTreeMap<&str, &Tensor> =
         whole.outputs.iter().zip(&want.outputs).map(|(o, t)| (o.name.as_str(), t)).collect();
     let gradients: BTreeMap<&str, &Tensor> =

@@ -13,7 +13,7 @@ use crate::builder::Builder;
 use crate::dtype::DType;
 use crate::factor::{FactorRule, ReduceKind};
 use crate::graph::ValueId;
-use crate::onnx::import::{OnnxRule, axis};
+use crate::onnx::import::{ImportCx, OnnxRule, axis};
 use crate::op::{AttrKind, Family, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::tensor::{Type, View, ViewMut};
 
@@ -49,6 +49,20 @@ pub(super) fn locate(
     Ok((at as usize).checked_sub(origin).filter(|&at| at < local))
 }
 
+/// Indices that are known already must lie in the table: positions beyond those that a model has learned.
+fn within(cx: &ImportCx<'_>, table: ValueId, indices: ValueId, dim: usize) -> Result<(), OpError> {
+    let entries = cx.b.dims(table)[dim] as i64;
+    let Some(t) = cx.b.graph().constant(indices).filter(|t| check_indices(t.ty()).is_ok()) else { return Ok(()) };
+    let t = crate::convert::cast(t, DType::I64);
+    match t.as_slice::<i64>().iter().find(|i| !(-entries..entries).contains(*i)) {
+        Some(i) => Err(OpError(format!(
+            "index {i} into {entries} entries of {}; choose smaller sizes (such as the sequence) for this model",
+            cx.b.ty(table)
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Work of lookups: indices, and as many elements read as written.
 pub(super) fn gather_work(_: &Op, inputs: &[Type], outputs: &[Type]) -> Work {
     let indices = inputs.iter().filter(|t| check_indices(t).is_ok()).map(Type::bytes).min().unwrap_or(0);
@@ -80,6 +94,7 @@ pub static GATHER: OpDef = OpDef {
         lower: |cx| {
             let (table, indices) = (cx.input(0)?, cx.input(1)?);
             let d = axis(cx.attr_int("axis", 0), cx.b.ty(table).rank())?;
+            within(cx, table, indices, d)?;
             Ok(vec![cx.b.gather(table, indices, d)?])
         },
     }],

@@ -13,6 +13,8 @@ pub(super) struct Waiting {
     /// Whether the bound is its own. Otherwise it is that of the candidate without recomputation, of which a variant
     /// does all the work and more: its graph is made only when its turn comes.
     pub measured: bool,
+    /// Bytes that a rank surely allocates, or more: of those that wait, the one with the least most likely fits.
+    pub memory: u64,
 }
 
 /// All that wait.
@@ -24,8 +26,8 @@ pub(super) struct Queue {
 
 impl Queue {
     /// Adds a candidate.
-    pub fn push(&mut self, bound: f64, candidate: Candidate, measured: bool) {
-        self.waiting.push(Waiting { bound, at: self.arrived, candidate, measured });
+    pub fn push(&mut self, bound: f64, candidate: Candidate, measured: bool, memory: u64) {
+        self.waiting.push(Waiting { bound, at: self.arrived, candidate, measured, memory });
         self.arrived += 1;
     }
     /// Takes the candidate with the least bound; of equal ones that which came first.
@@ -37,6 +39,19 @@ impl Queue {
         });
         let at = least.map(|(at, _)| at)?;
         Some(self.waiting.swap_remove(at))
+    }
+    /// Takes the candidate with the least memory; of equal ones that with the least bound.
+    pub fn take_smallest(&mut self) -> Option<Waiting> {
+        let least =
+            self.waiting.iter().enumerate().min_by(|(_, a), (_, b)| {
+                a.memory.cmp(&b.memory).then(a.bound.total_cmp(&b.bound)).then(a.at.cmp(&b.at))
+            });
+        let at = least.map(|(at, _)| at)?;
+        Some(self.waiting.swap_remove(at))
+    }
+    /// The least bound of those that wait.
+    pub fn least(&self) -> f64 {
+        self.waiting.iter().map(|w| w.bound).fold(f64::INFINITY, f64::min)
     }
     /// How many wait.
     pub fn len(&self) -> usize {

@@ -62,7 +62,7 @@ fn check(models: &[&str]) {
             base.extend(["--dim", "sequence=12"]);
         }
         for (name, gpus, pins) in PLANS {
-            let of_training = pins.contains(&"--zero") || pins.contains(&"--recompute");
+            let of_training = ["--zero", "--recompute", "--schedule"].iter().any(|flag| pins.contains(flag));
             if of_training && !LOSS.contains(model) {
                 continue;
             }

@@ -62,14 +62,15 @@ fn plan(model: &Path, dims: &[&str], batch: usize, gpus: usize, limit: &str) -> 
         std::thread::sleep(Duration::from_millis(20));
     };
     let wall = started.elapsed().as_secs_f64();
-    let text = child.wait_with_output().map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    let shown = child.wait_with_output().map(|o| (o.stdout, o.stderr)).unwrap_or_default();
+    let (text, said) = (String::from_utf8_lossy(&shown.0), String::from_utf8_lossy(&shown.1));
     let _ = std::fs::remove_file(&out);
     let line =
         |name: &str| text.lines().find_map(|l| Some(l.strip_prefix(name)?.trim().to_string())).unwrap_or_default();
     let outcome = match done.code() {
         Some(0) => format!("{}; {}", line("plan"), line("proof")),
         Some(3) => "does not fit".into(),
-        other => format!("failed ({other:?})"),
+        _ => said.split_whitespace().filter(|w| *w != "×").collect::<Vec<_>>().join(" "),
     };
     (wall, peak, outcome)
 }

@@ -114,7 +114,7 @@ pub struct PlanArgs {
     /// The ONNX file
     pub model: PathBuf,
     /// Number of GPUs
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub gpus: usize,
     /// Where to write the plan [default: MODEL.plan.json]
     #[arg(short, long, value_name = "PLAN.json")]
@@ -144,7 +144,7 @@ pub struct WorkloadArgs {
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// Samples per step over all GPUs [default: 8 per GPU for training, 1 per GPU for inference]
-    #[arg(long, value_name = "B")]
+    #[arg(long, value_name = "B", allow_negative_numbers = true)]
     pub global_batch: Option<usize>,
     /// Size of a symbolic dim; repeat for several
     #[arg(long, value_name = "NAME=N")]
@@ -165,13 +165,13 @@ pub struct WorkloadArgs {
 #[command(next_help_heading = "Search")]
 pub struct SearchArgs {
     /// Ranks along tensor parallelism
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub tp: Option<usize>,
     /// Pipeline stages
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pp: Option<usize>,
     /// Ranks along data parallelism
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub dp: Option<usize>,
     /// ZeRO stage: 1 shards optimizer states over data parallelism, 2 gradients too, 3 parameters too
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
@@ -180,7 +180,7 @@ pub struct SearchArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pub sequence_parallel: Toggle,
     /// Samples of a micro-batch on one data-parallel rank
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub micro_batch: Option<usize>,
     /// Pipeline schedule
     #[arg(long, value_enum)]
@@ -189,13 +189,13 @@ pub struct SearchArgs {
     #[arg(long, value_enum)]
     pub recompute: Option<RecomputeArg>,
     /// Memory that a rank may use, in GiB [default: what the device has, less the framework's reserve]
-    #[arg(long, value_name = "GiB")]
+    #[arg(long, value_name = "GiB", allow_negative_numbers = true)]
     pub memory_limit: Option<f64>,
     /// What to minimise
     #[arg(long, value_enum, default_value = "step-time")]
     pub objective: ObjectiveArg,
     /// Stop searching after so many seconds and give the best so far, with its bound
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
     pub time_limit: Option<f64>,
     /// Relative gap at which a solution is good enough
     #[arg(long, value_name = "F", default_value_t = 0.01)]

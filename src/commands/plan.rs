@@ -216,7 +216,11 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
                 s.solved,
                 s.candidates,
                 wall.map_or(String::new(), |w| format!(" in {}", show::seconds(w.as_secs_f64()))),
-                if s.cut_short { ", cut short" } else { "" }
+                match (s.cut_short, s.gap > 0.05) {
+                    (true, _) => ", cut short",
+                    (false, true) => ", all that could be better; the bound leaves out sends and waits between stages",
+                    _ => "",
+                }
             ),
         ],
     ];

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use autoshard_ir::convert;
 use autoshard_planner::plan::bindings;
-use autoshard_planner::request::RecomputeChoice;
+use autoshard_planner::request::{PrecisionChoice, RecomputeChoice};
 use autoshard_runtime::checkpoint::{self, Checkpoint};
 use autoshard_runtime::session::{Options, Session};
 use autoshard_runtime::trace::Recorder;
@@ -89,10 +89,16 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return Ok(());
     }
     println!(
-        "{} step{} on {} virtual ranks: {} each, {:.1} samples/s",
+        "{} step{} in {} on {} virtual rank{}: {} each, {:.1} samples/s",
         args.steps,
         if args.steps == 1 { "" } else { "s" },
+        match loaded.plan.workload.precision {
+            PrecisionChoice::Fp32 => "fp32",
+            PrecisionChoice::Bf16 => "bf16",
+            PrecisionChoice::Fp16 => "fp16",
+        },
         session.job().ranks.len(),
+        if session.job().ranks.len() == 1 { "" } else { "s" },
         show::seconds(per_step),
         samples
     );
@@ -104,6 +110,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     );
     if let (Some(first), Some(last)) = (losses.first(), losses.last()) {
         println!("loss {first:.5} at the first step, {last:.5} at the last");
+    }
+    if let Some(step) = losses.iter().position(|l| !l.is_finite()) {
+        println!("note: the loss is {} at step {}: look at the inputs and the labels", losses[step], step + 1);
     }
     Ok(())
 }

@@ -1,125 +1,71 @@
-//! A minimum cut by Dinic's algorithm, for networks of values: see [`super::choose`].
+//! A minimum cut of a network of values: see [`super::choose`].
 //!
 //! Every vertex has a width, and may be *given* (hang on the source), *hang* on others, and be *wanted* (by the sink). The cut
 //! is the set of vertices of least width that separates source and sink; of several that which lies nearest to the sink.
 
-use std::collections::VecDeque;
+use petgraph::algo::dinics;
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
 
 /// More than all widths together.
 const UNBOUNDED: u64 = 1 << 62;
 
-struct Arc {
-    to: usize,
-    left: u64,
-}
-
 /// A network. A vertex has two ends, `2 v` where it is entered and `2 v + 1` where it is left, with its width between.
 pub(super) struct Network {
-    /// In pairs: an arc, and its reverse.
-    arcs: Vec<Arc>,
-    /// Arcs that leave each end.
-    leaving: Vec<Vec<usize>>,
-    source: usize,
-    sink: usize,
+    graph: DiGraph<(), u64>,
+    source: NodeIndex,
+    sink: NodeIndex,
 }
 
 impl Network {
     /// Of that many vertices, without widths.
     pub(super) fn new(vertices: usize) -> Network {
-        let (source, sink) = (2 * vertices, 2 * vertices + 1);
-        Network { arcs: Vec::new(), leaving: vec![Vec::new(); 2 * vertices + 2], source, sink }
+        let mut graph = DiGraph::new();
+        (0..2 * vertices).for_each(|_| _ = graph.add_node(()));
+        let (source, sink) = (graph.add_node(()), graph.add_node(()));
+        Network { graph, source, sink }
     }
-    fn arc(&mut self, from: usize, to: usize, width: u64) {
-        for (from, to, left) in [(from, to, width), (to, from, 0)] {
-            self.leaving[from].push(self.arcs.len());
-            self.arcs.push(Arc { to, left });
-        }
+    fn entered(v: usize) -> NodeIndex {
+        NodeIndex::new(2 * v)
+    }
+    fn left(v: usize) -> NodeIndex {
+        NodeIndex::new(2 * v + 1)
     }
     /// Sets the width of a vertex, once.
     pub(super) fn width(&mut self, v: usize, width: u64) {
-        self.arc(2 * v, 2 * v + 1, width);
+        self.graph.add_edge(Self::entered(v), Self::left(v), width);
     }
     /// A vertex hangs on the source.
     pub(super) fn given(&mut self, v: usize) {
-        self.arc(self.source, 2 * v, UNBOUNDED);
+        self.graph.add_edge(self.source, Self::entered(v), UNBOUNDED);
     }
     /// A vertex hangs on another.
     pub(super) fn hang(&mut self, v: usize, on: usize) {
-        self.arc(2 * on + 1, 2 * v, UNBOUNDED);
+        self.graph.add_edge(Self::left(on), Self::entered(v), UNBOUNDED);
     }
     /// The sink hangs on a vertex.
     pub(super) fn wanted(&mut self, v: usize) {
-        self.arc(2 * v + 1, self.sink, UNBOUNDED);
+        self.graph.add_edge(Self::left(v), self.sink, UNBOUNDED);
     }
 
     /// Which vertices lie wholly beyond the cut: wanted in some way, but not in the cut.
-    pub(super) fn cut(mut self) -> Vec<bool> {
-        while let Some(level) = self.levels() {
-            let mut next = vec![0; self.leaving.len()];
-            while self.push(&level, &mut next) {}
-        }
-        // What can still reach the sink, backwards from it.
-        let mut beyond = vec![false; self.leaving.len()];
-        beyond[self.sink] = true;
+    pub(super) fn cut(self) -> Vec<bool> {
+        let (_, flows) = dinics(&self.graph, self.source, self.sink);
+        // What can still reach the sink, backwards from it: along edges with room, and against edges with flow.
+        let mut beyond = vec![false; self.graph.node_count()];
+        beyond[self.sink.index()] = true;
         let mut open = vec![self.sink];
         while let Some(at) = open.pop() {
-            for &a in &self.leaving[at] {
-                let from = self.arcs[a].to;
-                if self.arcs[a ^ 1].left > 0 && !beyond[from] {
-                    beyond[from] = true;
+            let incoming = self.graph.edges_directed(at, petgraph::Incoming);
+            let incoming = incoming.filter(|e| flows[e.id().index()] < *e.weight()).map(|e| e.source());
+            let outgoing = self.graph.edges(at).filter(|e| flows[e.id().index()] > 0).map(|e| e.target());
+            for from in incoming.chain(outgoing) {
+                if !std::mem::replace(&mut beyond[from.index()], true) {
                     open.push(from);
                 }
             }
         }
-        (0..self.source / 2).map(|v| beyond[2 * v] && beyond[2 * v + 1]).collect()
-    }
-
-    /// Distances from the source over arcs with room; none when the sink is out of reach.
-    fn levels(&self) -> Option<Vec<usize>> {
-        let mut level = vec![usize::MAX; self.leaving.len()];
-        level[self.source] = 0;
-        let mut open = VecDeque::from([self.source]);
-        while let Some(at) = open.pop_front() {
-            for &a in &self.leaving[at] {
-                let Arc { to, left } = self.arcs[a];
-                if left > 0 && level[to] == usize::MAX {
-                    level[to] = level[at] + 1;
-                    open.push_back(to);
-                }
-            }
-        }
-        (level[self.sink] < usize::MAX).then_some(level)
-    }
-
-    /// Sends flow along one shortest path; false when there is none left. `next` is the first arc of each end worth trying.
-    fn push(&mut self, level: &[usize], next: &mut [usize]) -> bool {
-        let mut path: Vec<usize> = Vec::new();
-        let mut at = self.source;
-        while at != self.sink {
-            let open = self.leaving[at][next[at]..].iter().copied().find(|&a| {
-                let usable = self.arcs[a].left > 0 && level[self.arcs[a].to] == level[at] + 1;
-                next[at] += usize::from(!usable);
-                usable
-            });
-            match (open, path.last()) {
-                (Some(a), _) => {
-                    path.push(a);
-                    at = self.arcs[a].to;
-                }
-                (None, None) => return false,
-                (None, Some(&a)) => {
-                    path.pop();
-                    at = self.arcs[a ^ 1].to;
-                    next[at] += 1;
-                }
-            }
-        }
-        let room = path.iter().map(|&a| self.arcs[a].left).min().unwrap_or(0);
-        for a in path {
-            self.arcs[a].left -= room;
-            self.arcs[a ^ 1].left += room;
-        }
-        true
+        (0..self.source.index() / 2).map(|v| beyond[2 * v] && beyond[2 * v + 1]).collect()
     }
 }
 

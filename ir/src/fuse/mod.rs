@@ -44,13 +44,15 @@ const DEPTH: usize = 8;
 /// None for a graph that keeps its invariants.
 pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
     let uses = graph.uses();
+    let live = crate::rewrite::live(graph);
     let mut kept = vec![false; graph.values.len()];
     crate::rewrite::roots(graph).for_each(|v| kept[v.index()] = true);
     let ranges = region::regions(graph, |v| kept[v.index()] || !uses[v.index()].is_empty());
-    for v in graph.value_ids().filter(|&v| region::is_known(graph, v)) {
+    // Of what nothing needs, operands may be gone.
+    let needed = |v: ValueId| graph.producer(v).is_some_and(|n| live[n.index()]);
+    for v in graph.value_ids().filter(|&v| region::is_known(graph, v) && needed(v)) {
         keep(graph, &mut kept, v, DEPTH);
     }
-    let live = crate::rewrite::live(graph);
     let rules = rules::all();
     let mut known: HashMap<Key, Recipe> = HashMap::new();
     let mut rebuild = Rebuild::new(graph);

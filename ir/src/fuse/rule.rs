@@ -109,25 +109,26 @@ impl Match<'_> {
 
 /// A rule whose right side is computed.
 pub(super) fn rule(name: &str, left: &str, make: fn(&mut Match<'_>) -> Option<Id>) -> Rule {
-    new(name, left, Computed { make })
+    new(name, left, make)
 }
 
 /// A rule whose right side is a pattern.
 pub(super) fn equal(name: &str, left: &str, right: &str) -> Rule {
     let right: Pattern<Term> = right.parse().expect("patterns are this crate's own text");
-    new(name, left, Written { right })
+    new(name, left, move |m: &mut Match<'_>| build(m.classes, m.subst, &right.ast))
 }
 
-fn new(name: &str, left: &str, right: impl Applier<Term, Known> + Send + Sync + 'static) -> Rule {
+fn new(name: &str, left: &str, make: impl Fn(&mut Match<'_>) -> Option<Id> + Send + Sync + 'static) -> Rule {
     let left: Pattern<Term> = left.parse().expect("patterns are this crate's own text");
-    Rewrite::new(name, left, right).expect("right sides have the variables of their left")
+    Rewrite::new(name, left, Right { make }).expect("right sides name no variable to egg")
 }
 
-struct Computed {
-    make: fn(&mut Match<'_>) -> Option<Id>,
+/// The right side of a rule.
+struct Right<F> {
+    make: F,
 }
 
-impl Applier<Term, Known> for Computed {
+impl<F: Fn(&mut Match<'_>) -> Option<Id>> Applier<Term, Known> for Right<F> {
     fn apply_one(
         &self,
         classes: &mut Classes,
@@ -137,25 +138,8 @@ impl Applier<Term, Known> for Computed {
         name: Symbol,
     ) -> Vec<Id> {
         let made = (self.make)(&mut Match { classes, subst });
-        unite(classes, class, made, name)
-    }
-}
-
-struct Written {
-    right: Pattern<Term>,
-}
-
-impl Applier<Term, Known> for Written {
-    fn apply_one(
-        &self,
-        classes: &mut Classes,
-        class: Id,
-        subst: &Subst,
-        _: Option<&PatternAst<Term>>,
-        name: Symbol,
-    ) -> Vec<Id> {
-        let made = build(classes, subst, &self.right.ast);
-        unite(classes, class, made, name)
+        let Some(made) = made.filter(|&m| classes[m].data.ty == classes[class].data.ty) else { return Vec::new() };
+        if classes.union_trusted(class, made, name) { vec![class] } else { Vec::new() }
     }
 }
 
@@ -174,9 +158,4 @@ fn build(classes: &mut Classes, subst: &Subst, pattern: &PatternAst<Term>) -> Op
         });
     }
     ids.last().copied()
-}
-
-fn unite(classes: &mut Classes, class: Id, made: Option<Id>, name: Symbol) -> Vec<Id> {
-    let Some(made) = made.filter(|&m| classes[m].data.ty == classes[class].data.ty) else { return Vec::new() };
-    if classes.union_trusted(class, made, name) { vec![class] } else { Vec::new() }
 }

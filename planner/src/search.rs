@@ -433,9 +433,7 @@ impl<'a> Search<'a> {
         }
         if memory.total().0 <= self.limit && !self.memory() {
             let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));
-            if let Some(spread) = self
-                .spread(batch / size(AxisName::Dp), size(AxisName::Tp))?
-                .filter(|s| s.counts.len() <= least.seconds.len())
+            if let Some(spread) = self.spread(batch / size(AxisName::Dp), size(AxisName::Tp))?.filter(|s| s.fits(&step))
             {
                 let others = step.blocks.nodes.iter().zip(&least.seconds).zip(&spread.counts);
                 let others = others.filter(|((members, _), counts)| {

@@ -23,8 +23,21 @@ use crate::times::Times;
 pub(super) struct Spread {
     /// Seconds.
     pub seconds: f64,
-    /// The classes that this counts.
+    /// Which classes this counts.
     pub counts: Vec<bool>,
+    /// Their operators, by which those of a step of another batch are known to be the same classes.
+    operators: Vec<&'static str>,
+}
+
+fn operators(step: &StepGraph) -> Vec<&'static str> {
+    step.blocks.nodes.iter().map(|members| step.graph.node(members[0]).op.name()).collect()
+}
+
+impl Spread {
+    /// Whether the classes of a step are those counted here.
+    pub fn fits(&self, step: &StepGraph) -> bool {
+        self.operators == operators(step)
+    }
 }
 
 impl Search<'_> {
@@ -60,6 +73,6 @@ impl Search<'_> {
         let mut times = Times::new(self.cluster, &mesh);
         let problem = Formulation::part(&view, &space, &mut times, &counts).problem;
         let solution = solve(&problem, &self.options()).ok()?;
-        Some(Spread { seconds: problem.value(solution.bound), counts })
+        Some(Spread { seconds: problem.value(solution.bound), counts, operators: operators(step) })
     }
 }

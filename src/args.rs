@@ -76,6 +76,15 @@ pub enum Toggle {
     Auto,
 }
 
+/// What `tp` splits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TpSplitsArg {
+    /// Rows or columns of weights, as Megatron-LM does.
+    Weights,
+    /// Also tokens, where gathering weights is cheaper.
+    Any,
+}
+
 /// Pipeline schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ScheduleArg {
@@ -131,6 +140,9 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub search: SearchArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub execution: ExecutionArgs,
 }
 
 /// What is to be computed.
@@ -179,6 +191,9 @@ pub struct SearchArgs {
     /// Whether norms and residuals are split along the sequence over tensor parallelism
     #[arg(long, value_enum, default_value = "auto")]
     pub sequence_parallel: Toggle,
+    /// What `tp` may split in matrix products
+    #[arg(long, value_enum, default_value = "any")]
+    pub tp_splits: TpSplitsArg,
     /// Samples of a micro-batch on one data-parallel rank
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub micro_batch: Option<usize>,
@@ -203,6 +218,65 @@ pub struct SearchArgs {
     /// Seed of everything random
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+}
+
+/// How other frameworks execute a plan, for estimates of what it takes there.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Execution")]
+pub struct ExecutionArgs {
+    /// Attention by a fused kernel, or with scores that are kept
+    #[arg(long, value_enum, default_value = "fused")]
+    pub attention: AttentionArg,
+    /// Norms, activations and rotary embeddings as single operators, or as the graph says
+    #[arg(long, value_enum, default_value = "fused")]
+    pub operators: OperatorsArg,
+    /// Kernels of single operators, or compiled ones
+    #[arg(long, value_enum, default_value = "eager")]
+    pub kernels: KernelsArg,
+    /// Communication that runs beside computation
+    #[arg(long, value_enum, default_value = "none")]
+    pub overlap: OverlapArg,
+    /// Interleaved parts of the model on each pipeline stage
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub chunks: usize,
+}
+
+/// How attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AttentionArg {
+    /// One kernel, where the graph has the form of one.
+    Fused,
+    /// As the graph says.
+    Scores,
+}
+
+/// What an operator is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OperatorsArg {
+    /// A fused form, where the graph has the form of one.
+    Fused,
+    /// As the graph says.
+    Graph,
+}
+
+/// What a kernel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KernelsArg {
+    /// One operator.
+    Eager,
+    /// Neighbouring operators bound by memory; products accumulate gradients.
+    Compiled,
+}
+
+/// What overlaps with computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OverlapArg {
+    /// Nothing.
+    None,
+    /// Communication over data parallelism.
+    Data,
+    /// That over tensor parallelism too.
+    All,
 }
 
 /// `explain`

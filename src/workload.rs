@@ -6,13 +6,15 @@ use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::assignment::Schedule;
 use autoshard_planner::constraints::{Constraints, Objective};
+use autoshard_planner::execution::{AttentionChoice, Execution, Kernels, Operators, Overlap};
 use autoshard_planner::mesh::divisors;
 use autoshard_planner::request::{
     LossChoice, Mode, OptimizerChoice, PlanRequest, PrecisionChoice, RecomputeChoice, Workload,
 };
 
 use crate::args::{
-    self, ObjectiveArg, OptimizerArg, PrecisionArg, RecomputeArg, ScheduleArg, SearchArgs, Toggle, WorkloadArgs,
+    self, AttentionArg, ExecutionArgs, KernelsArg, ObjectiveArg, OperatorsArg, OptimizerArg, OverlapArg, PlanArgs, PrecisionArg,
+    RecomputeArg, ScheduleArg, SearchArgs, Toggle, TpSplitsArg,
 };
 use crate::failure::Failure;
 
@@ -75,9 +77,9 @@ fn loss_output(model: &Model) -> Option<String> {
 pub fn request(
     model: &Model,
     cluster: &Cluster,
-    w: &WorkloadArgs,
-    s: &SearchArgs,
+    args: &PlanArgs,
 ) -> Result<(PlanRequest, Vec<String>), Failure> {
+    let (w, s) = (&args.workload, &args.search);
     let mut notes = Vec::new();
     let batch_symbol = model.batch_symbol();
     let dims = dims(model, &w.dim, batch_symbol)?;
@@ -153,8 +155,17 @@ pub fn request(
             OptimizerChoice::Sgd { lr, momentum, .. } => format!("SGD with learning rate {lr}, momentum {momentum}"),
         });
     }
-    let workload = Workload { mode, dims, precision, loss, ..workload };
-    let constraints = constraints(s, cluster, mode, batch_symbol.is_none())?;
+    let attention = match args.execution.attention {
+        AttentionArg::Fused => AttentionChoice::Fused,
+        AttentionArg::Scores => AttentionChoice::Scores,
+    };
+    let operators = match args.execution.operators {
+        OperatorsArg::Fused => Operators::Fused,
+        OperatorsArg::Graph => Operators::Graph,
+    };
+    let workload = Workload { mode, dims, precision, loss, attention, operators, ..workload };
+    notes.extend(execution(&args.execution).only_estimate());
+    let constraints = constraints(s, &args.execution, cluster, mode, batch_symbol.is_none())?;
     let time_limit_s = s.time_limit.unwrap_or(60.0);
     if !(time_limit_s > 0.0 && time_limit_s.is_finite() && (0.0..1.0).contains(&s.gap)) {
         return Err(Failure::usage("--time-limit must be above 0, and --gap from 0 to below 1"));
@@ -177,7 +188,28 @@ fn fixed_batch(model: &Model) -> usize {
     first.and_then(|b| usize::try_from(b).ok()).unwrap_or(1).max(1)
 }
 
-fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Result<Constraints, Failure> {
+fn execution(e: &ExecutionArgs) -> Execution {
+    Execution {
+        kernels: match e.kernels {
+            KernelsArg::Eager => Kernels::Eager,
+            KernelsArg::Compiled => Kernels::Compiled,
+        },
+        overlap: match e.overlap {
+            OverlapArg::None => Overlap::None,
+            OverlapArg::Data => Overlap::Data,
+            OverlapArg::All => Overlap::All,
+        },
+        chunks: e.chunks,
+    }
+}
+
+fn constraints(
+    s: &SearchArgs,
+    e: &ExecutionArgs,
+    cluster: &Cluster,
+    mode: Mode,
+    fixed: bool,
+) -> Result<Constraints, Failure> {
     let gpus = cluster.gpus();
     let mut problems = Vec::new();
     for (name, size) in [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp)] {
@@ -203,6 +235,9 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Re
     if s.micro_batch == Some(0) {
         problems.push("--micro-batch must be 1 or more".into());
     }
+    if e.chunks == 0 {
+        problems.push("--chunks is 0; a stage has at least one part of the model".into());
+    }
     let mut without_effect = |flag: &str, applies: bool, why: &str| {
         if applies {
             problems.push(format!("{flag} has no effect {why}"));
@@ -212,6 +247,8 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Re
     without_effect("--zero", s.zero.is_some_and(|z| z > 0) && mode == Mode::Infer, "in inference");
     let sequence = matches!(s.sequence_parallel, Toggle::On);
     without_effect("--sequence-parallel", sequence && s.tp == Some(1), "with --tp 1");
+    without_effect("--chunks", e.chunks > 1 && s.pp == Some(1), "with --pp 1");
+    without_effect("--chunks", e.chunks > 1 && s.schedule == Some(ScheduleArg::Gpipe), "with --schedule gpipe");
     without_effect("--schedule", s.schedule.is_some() && s.pp == Some(1), "with --pp 1");
     without_effect("--schedule", s.schedule.is_some() && mode == Mode::Infer, "in inference");
     if fixed && s.micro_batch.is_some() {
@@ -234,6 +271,7 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Re
             Toggle::Off => Some(false),
             Toggle::Auto => None,
         },
+        weights_stay: s.tp_splits == TpSplitsArg::Weights,
         micro_batch: s.micro_batch,
         schedule: s.schedule.map(|x| match x {
             ScheduleArg::Gpipe => Schedule::GPipe,
@@ -245,6 +283,7 @@ fn constraints(s: &SearchArgs, cluster: &Cluster, mode: Mode, fixed: bool) -> Re
             RecomputeArg::Full => Some(RecomputeChoice::Full),
             RecomputeArg::Auto => None,
         }),
+        execution: execution(e),
         memory_limit: s.memory_limit.map(|g| (g * (1u64 << 30) as f64) as u64),
     })
 }

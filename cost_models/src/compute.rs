@@ -13,55 +13,67 @@ use std::sync::LazyLock;
 
 use autoshard_ir::DType;
 use autoshard_ir::op::{Family, Work};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::hardware::{Architecture, Cluster, Device, Format};
 use crate::units::{Bytes, Flops, FlopsPerSecond, Seconds};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Coefficients {
-    architecture: BTreeMap<Architecture, ArchitectureCoefficients>,
+struct Library {
+    architecture: BTreeMap<Architecture, Coefficients>,
     #[serde(rename = "sources")]
     _sources: BTreeMap<String, String>,
 }
 
-#[derive(Deserialize)]
+/// How near to its peaks a device gets: of its architecture, or measured on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ArchitectureCoefficients {
+pub struct Coefficients {
     /// Least time of a kernel, queued behind others.
-    launch_us: f64,
+    pub launch_us: f64,
     /// Fraction of the dense peak of a large matrix product, where the device states none.
-    matmul: f64,
+    pub matmul: f64,
+    /// Of what an isolated product reaches, in steps that last: clocks fall under load, and caches are shared.
+    pub sustained: f64,
     /// Of the dense peak, in fused attention.
-    attention: f64,
+    pub attention: f64,
     /// Of the dense peak, in convolutions.
-    conv: f64,
+    pub conv: f64,
     /// Of the memory bandwidth, streaming.
-    stream: f64,
+    pub stream: f64,
     /// Of the memory bandwidth, indexed rows.
-    gather: f64,
+    pub gather: f64,
     /// Prologue and epilogue of a tile, us.
-    tile_us: f64,
-    tiles: Vec<Tile>,
+    pub tile_us: f64,
+    /// To choose from; every one is tried.
+    pub tiles: Vec<Tile>,
 }
 
 /// A tile shape of matrix products.
-#[derive(Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Tile {
-    m: usize,
-    n: usize,
+pub struct Tile {
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub n: usize,
     /// Its rate, relative to the best tile's.
-    rate: f64,
+    pub rate: f64,
 }
 
-static COEFFICIENTS: LazyLock<Coefficients> = LazyLock::new(|| {
+static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     // Embedded and read by every test of this file: it parses, and has every architecture.
     toml::from_str(include_str!("../coefficients/compute.toml")).expect("embedded coefficients/compute.toml")
 });
 
 impl Device {
+    /// Those of the device, or of its architecture.
+    pub fn coefficients(&self) -> &Coefficients {
+        self.compute.as_ref().unwrap_or(&LIBRARY.architecture[&self.architecture])
+    }
+
     /// The dense peak at which arithmetic on `dtype` runs: matrix units for 16-bit floats where the device has them, vector units for
     /// f32 (as PyTorch by default, no TF32). Types without units of their own run on wider ones.
     pub fn peak_for(&self, dtype: DType) -> FlopsPerSecond {
@@ -83,7 +95,12 @@ impl Device {
 impl Cluster {
     /// How long a device takes to execute an operator once, computing in `dtype`, alone on the device.
     pub fn op_time(&self, work: &Work, dtype: DType) -> Seconds {
-        let c = &COEFFICIENTS.architecture[&self.device.architecture];
+        self.kernel_time(work, dtype, false)
+    }
+
+    /// The same; `joins` says that it is part of another operator's kernel, and is not launched.
+    pub fn kernel_time(&self, work: &Work, dtype: DType, joins: bool) -> Seconds {
+        let c = self.device.coefficients();
         let peak = self.device.peak_for(dtype);
         let flops = Flops(work.flops);
         let (arithmetic, streaming) = match work.family {
@@ -96,12 +113,12 @@ impl Cluster {
             Family::Gather => (flops / self.device.peak_for(DType::F32), c.gather),
         };
         let traffic = Bytes(work.bytes.max(0.0) as u64) / (self.device.bandwidth() * streaming);
-        arithmetic.max(traffic).max(Seconds::micros(c.launch_us))
+        arithmetic.max(traffic).max(if joins { Seconds::ZERO } else { Seconds::micros(c.launch_us) })
     }
 
     /// Tiles over processors, in whole waves; the best of the tile shapes and splits of `k`.
-    fn matmul_time(&self, work: &Work, peak: FlopsPerSecond, c: &ArchitectureCoefficients) -> Seconds {
-        let efficiency = self.device.matmul_efficiency.as_ref().map_or(c.matmul, |f| f.value);
+    fn matmul_time(&self, work: &Work, peak: FlopsPerSecond, c: &Coefficients) -> Seconds {
+        let efficiency = self.device.matmul_efficiency.as_ref().map_or(c.matmul, |f| f.value) * c.sustained;
         let Some([batch, m, n, k]) = work.gemm else {
             return Flops(work.flops) / (peak * efficiency);
         };

@@ -15,6 +15,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::compute::Coefficients;
 use crate::error::{ClusterError, Problem};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond};
 
@@ -161,6 +162,9 @@ pub struct Device {
     /// Largest matrix product rate measured by others, as a fraction of the dense peak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_efficiency: Option<Figure>,
+    /// How near to its peaks it gets; without, as its architecture.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<Coefficients>,
     /// What a reader should know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,

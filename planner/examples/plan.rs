@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
-use autoshard_planner::plan::{ModelEntry, Plan, bindings};
+use autoshard_planner::plan::{ModelEntry, Plan, forward_graph};
 use autoshard_planner::request::{PlanRequest, PrecisionChoice, Workload};
 use autoshard_planner::search::search;
 
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let source = |b: usize| {
         let t = Instant::now();
-        let g = model.instantiate(&bindings(&model, &workload, b)).map_err(|e| e.to_string());
+        let g = forward_graph(&model, &workload, b).map_err(|e| e.to_string());
         eprintln!("instantiate batch {b}: {:.2?}", t.elapsed());
         g
     };

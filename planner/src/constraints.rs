@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::Schedule;
+use crate::execution::Execution;
 use crate::request::RecomputeChoice;
 
 /// Restrictions of the search; what is absent is free.
@@ -27,6 +28,10 @@ pub struct Constraints {
     /// divide; `false`: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence_parallel: Option<bool>,
+    /// Whether `tp` splits matrix products only by their weights' dims, as in Megatron-LM, and never by tokens with the weights
+    /// gathered.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub weights_stay: bool,
     /// Samples of one micro-batch on one data-parallel rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
@@ -36,6 +41,9 @@ pub struct Constraints {
     /// What the backward pass makes anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<RecomputeChoice>,
+    /// How steps are executed.
+    #[serde(skip_serializing_if = "Execution::is_default")]
+    pub execution: Execution,
     /// Bytes that a rank may allocate; at most what the device has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,

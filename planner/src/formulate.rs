@@ -22,6 +22,7 @@ use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Def, Graph, NodeId, Section, ValueId};
 
 use crate::assignment::{Assignment, Schedule};
+use crate::kernels::{Classes, Fused};
 use crate::mesh::Mesh;
 use crate::reshard::local_bytes;
 use crate::simulate::category;
@@ -40,6 +41,8 @@ pub struct Pace {
     pub micro_batches: usize,
     /// Order of forwards and backwards.
     pub schedule: Schedule,
+    /// Interleaved parts of the model on each stage; 1: none.
+    pub chunks: usize,
 }
 
 impl Pace {
@@ -47,6 +50,11 @@ impl Pace {
     pub fn in_flight(&self, s: usize, stages: usize) -> usize {
         match self.schedule {
             Schedule::GPipe => self.micro_batches,
+            // As many chunks as forwards come before the first backward, each a part of the stage.
+            Schedule::OneF1B if self.chunks > 1 => {
+                let ahead = 2 * (stages - s - 1) + (self.chunks - 1) * stages + 1;
+                self.micro_batches.min(ahead.div_ceil(self.chunks))
+            }
             Schedule::OneF1B => self.micro_batches.min(stages - s),
         }
     }
@@ -56,6 +64,10 @@ impl Pace {
     /// How much of a step one second of all stages' forwards and backwards is, at least: see the module.
     pub fn weight(&self, stages: usize) -> f64 {
         let m = self.micro_batches as f64;
+        if self.chunks > 1 {
+            // The busiest stage; and all of the model for one micro-batch.
+            return (m / stages as f64).max(1.0);
+        }
         1.0 / (1.0 - (1.0 - 1.0 / m).powi(stages as i32))
     }
 }
@@ -137,6 +149,7 @@ impl Formulation {
         let Step { graph, blocks, stages, pace } = step;
         let mesh = times.mesh();
         let weights = Weights::new(pace, stages.count);
+        let classes = Classes::new(graph, blocks, times.execution().kernels);
         let counted = |class: u32| if counts.is_none_or(|c| c[class as usize]) { 1.0 } else { 0.0 };
         let (nc, sc) = (space.choices.len(), space.storage.len());
         let mut draft = Draft { costs: Vec::new(), edges: BTreeMap::new() };
@@ -144,8 +157,12 @@ impl Formulation {
         for (class, members) in blocks.nodes.iter().enumerate() {
             let n = graph.node(members[0]);
             let (ins, outs) = (graph.input_types(n), graph.output_types(n));
-            let weight = weights.of(n.section) * members.len() as f64 * counted(class as u32);
-            let cost = |c: &Choice| weight * compute(times, &n.op, c, &ins, &outs);
+            let section = if classes.once(class) { Section::Update } else { n.section };
+            // The sum of one micro-batch is that micro-batch's.
+            let idle = n.op.name() == ACCUMULATE && pace.micro_batches == 1;
+            let often = if idle { 0.0 } else { weights.of(section) };
+            let weight = often * members.len() as f64 * counted(class as u32);
+            let cost = |c: &Choice| weight * compute(times, &n.op, c, &ins, &outs, classes.fused(class));
             draft.costs.push(space.choices[class].iter().map(cost).collect());
         }
         draft.costs.extend(space.storage.iter().map(|specs| vec![0.0; specs.len()]));
@@ -170,7 +187,7 @@ impl Formulation {
         };
 
         // Values with the same source and readers count together.
-        let uses = uses(graph, blocks);
+        let uses = uses(graph, blocks, Some(&classes));
         let mut groups: BTreeMap<(Source, Section, Readers), (f64, ValueId)> = BTreeMap::new();
         for (v, by_section) in uses.iter().enumerate() {
             let v = ValueId(v as u32);
@@ -237,7 +254,7 @@ impl Formulation {
     }
 
     fn rows(&mut self, step: &Step<'_>, space: &Space, mesh: &Mesh, limits: &[u64]) {
-        let uses = uses(step.graph, step.blocks);
+        let uses = uses(step.graph, step.blocks, None);
         let usage = usage(step, &views::choices(step.graph, step.blocks, space, mesh), &uses);
         for stage in 0..step.stages.count {
             let limit = limits.get(stage).or(limits.last()).copied().unwrap_or(UNLIMITED);
@@ -376,7 +393,7 @@ impl LeastBytes {
 /// Per stage, the least that the rows of any choice hold, by category: every source at its smallest.
 pub fn least_rows(step: &Step<'_>, bytes: &LeastBytes) -> Vec<MemoryBreakdown> {
     let mut least = vec![MemoryBreakdown::default(); step.stages.count];
-    for ((source, stage), held) in usage(step, &bytes.views, &uses(step.graph, step.blocks)) {
+    for ((source, stage), held) in usage(step, &bytes.views, &uses(step.graph, step.blocks, None)) {
         let (bytes, category) = match source {
             Source::Node(c, out) => {
                 let accumulates = step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE;
@@ -438,12 +455,19 @@ impl Table {
 }
 
 /// Seconds that a node takes once under a strategy.
-pub(crate) fn compute(times: &Times<'_>, op: &autoshard_ir::Op, c: &Choice, ins: &[Type], outs: &[Type]) -> f64 {
+pub(crate) fn compute(
+    times: &Times<'_>,
+    op: &autoshard_ir::Op,
+    c: &Choice,
+    ins: &[Type],
+    outs: &[Type],
+    fused: &Fused,
+) -> f64 {
     // Strategies are made of specs that divide.
     let local = |specs: &[Spec], types: &[Type]| -> Vec<Type> {
         specs.iter().zip(types).map(|(s, t)| s.local(t, times.mesh()).unwrap_or_else(|| t.clone())).collect()
     };
-    times.compute(op, &local(&c.inputs, ins), &local(&c.outputs, outs))
+    times.compute(op, &local(&c.inputs, ins), &local(&c.outputs, outs), fused)
 }
 
 fn source(graph: &Graph, blocks: &Blocks, v: ValueId) -> Option<Source> {
@@ -469,15 +493,17 @@ fn passing(graph: &Graph, blocks: &Blocks, space: &Space, mesh: &Mesh) -> Vec<Ve
     blocks.nodes.iter().zip(&space.choices).zip(&views).map(of).collect()
 }
 
-/// Per section, the readers of a value.
+/// Per section, the readers of a value. Those that run once in a step count as the update's.
 type Uses = BTreeMap<Section, Readers>;
 
-fn uses(graph: &Graph, blocks: &Blocks) -> Vec<Uses> {
+fn uses(graph: &Graph, blocks: &Blocks, classes: Option<&Classes>) -> Vec<Uses> {
     let mut uses = vec![Uses::new(); graph.values.len()];
     for id in graph.node_ids() {
         let n = graph.node(id);
+        let class = blocks.node_class[id.index()] as usize;
+        let section = if classes.is_some_and(|c| c.once(class)) { Section::Update } else { n.section };
         for (operand, v) in n.inputs.iter().enumerate() {
-            uses[v.index()].entry(n.section).or_default().push((blocks.node_class[id.index()], operand as u32));
+            uses[v.index()].entry(section).or_default().push((blocks.node_class[id.index()], operand as u32));
         }
     }
     for readers in uses.iter_mut().flat_map(|u| u.values_mut()) {

@@ -5,7 +5,9 @@
 
 pub mod assignment;
 pub mod constraints;
+pub mod execution;
 pub mod formulate;
+pub mod kernels;
 pub mod mesh;
 pub mod pipeline;
 pub mod plan;
@@ -19,5 +21,6 @@ pub mod space;
 pub mod spec;
 pub mod stages;
 pub mod strategies;
+pub mod timeline;
 pub mod times;
 pub(crate) mod views;

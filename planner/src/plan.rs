@@ -9,12 +9,14 @@ use std::collections::BTreeMap;
 use autoshard_cost_models::{Cluster, ClusterError};
 use autoshard_ir::factor::{FactorId, FactorRule};
 use autoshard_ir::graph::{Graph, Section};
-use autoshard_ir::onnx::{Bindings, Model};
+use autoshard_ir::fuse::Forms;
+use autoshard_ir::onnx::{Bindings, ImportErrors, Model};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::{Assignment, Schedule, StageId};
 use crate::constraints::{Constraints, Objective};
+use crate::execution::{AttentionChoice, Operators, Overlap};
 use crate::mesh::{AxisId, AxisName, Mesh, MeshAxis};
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph, Workload};
 use crate::search::Found;
@@ -287,6 +289,16 @@ pub fn bindings(model: &Model, workload: &Workload, batch: usize) -> Bindings {
     Bindings(sizes)
 }
 
+/// The forward graph of a model for `batch` samples.
+///
+/// # Errors
+/// As [`Model::instantiate`].
+pub fn forward_graph(model: &Model, workload: &Workload, batch: usize) -> Result<Graph, ImportErrors> {
+    let forms =
+        Forms { attention: workload.attention == AttentionChoice::Fused, composites: workload.operators == Operators::Fused };
+    model.instantiate_with(&bindings(model, workload, batch), forms)
+}
+
 impl Plan {
     /// Writes down what a search found. `path` is the model's as given, `notes` what the caller assumed.
     pub fn new(
@@ -299,7 +311,9 @@ impl Plan {
     ) -> Plan {
         let best = &found.best;
         let (step, a) = (&best.step, &best.assignment);
-        notes.push("compute and communication of a stage do not overlap in the prediction".into());
+        if request.constraints.execution.overlap == Overlap::None {
+            notes.push("compute and communication of a stage do not overlap in the prediction".into());
+        }
         notes.push("repeated blocks are planned alike; stages are cut for equal time".into());
         if best.candidate.recompute != RecomputeChoice::None {
             notes.push("what is recomputed is split as in the forward pass".into());
@@ -445,7 +459,7 @@ impl Plan {
         }
         let batch = self.workload.global_batch / self.pipeline.micro_batches.max(1);
         let graph =
-            model.instantiate(&bindings(model, &self.workload, batch)).map_err(|e| PlanError::Graph(e.to_string()))?;
+            forward_graph(model, &self.workload, batch).map_err(|e| PlanError::Graph(e.to_string()))?;
         self.resolve_graph(&graph)
     }
 

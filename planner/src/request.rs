@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assignment::StageId;
 use crate::constraints::{Constraints, Objective};
+use crate::execution::{AttentionChoice, Operators};
 use crate::roles::{Tags, tags};
 use crate::stages::{Stages, place};
 
@@ -81,6 +82,10 @@ impl RecomputeChoice {
     }
 }
 
+fn is_default<T: Default + PartialEq>(x: &T) -> bool {
+    *x == T::default()
+}
+
 /// What is run: with the model and what is recomputed, it determines the graph of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Workload {
@@ -97,6 +102,12 @@ pub struct Workload {
     pub loss: LossChoice,
     /// How parameters follow their gradients.
     pub optimizer: OptimizerChoice,
+    /// Whether attention is a fused kernel.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attention: AttentionChoice,
+    /// Whether norms and the like are single operators.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub operators: Operators,
     /// Largest norm of all gradients together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
@@ -116,6 +127,8 @@ impl Workload {
             precision: PrecisionChoice::Fp32,
             loss: LossChoice::Output { output: autoshard_ir::train::LOSS.into() },
             optimizer: OptimizerChoice::Adamw { lr, beta1, beta2, epsilon, weight_decay, decoupled: true },
+            attention: AttentionChoice::default(),
+            operators: Operators::default(),
             clip_norm: None,
             gradient_outputs: false,
         }

@@ -42,6 +42,7 @@ use autoshard_ir::{DType, NodeId};
 use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
 use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
+use crate::kernels::Classes;
 use crate::mesh::{AxisName, Mesh};
 use crate::pipeline::cut;
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
@@ -141,6 +142,8 @@ impl Tally {
 struct Least {
     /// Seconds of one member.
     seconds: Vec<f64>,
+    /// Whether it runs once in a step.
+    once: Vec<bool>,
     bytes: LeastBytes,
 }
 
@@ -427,17 +430,18 @@ impl<'a> Search<'a> {
         let mut memory = least_rows(&view, &least.bytes).swap_remove(0);
         memory.0.values_mut().for_each(|b| b.0 /= c.stages as u64);
         let (mut micro, mut update) = (0.0, 0.0);
-        for (members, seconds) in step.blocks.nodes.iter().zip(&least.seconds) {
+        for ((members, seconds), once) in step.blocks.nodes.iter().zip(&least.seconds).zip(&least.once) {
+            let section = if *once { Section::Update } else { step.graph.node(members[0]).section };
             let time = seconds * members.len() as f64;
-            if step.graph.node(members[0]).section == Section::Update { update += time } else { micro += time }
+            if section == Section::Update { update += time } else { micro += time }
         }
         if memory.total().0 <= self.limit && !self.memory() {
             let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));
             if let Some(spread) = self.spread(batch / size(AxisName::Dp), size(AxisName::Tp))?.filter(|s| s.fits(&step))
             {
-                let others = step.blocks.nodes.iter().zip(&least.seconds).zip(&spread.counts);
-                let others = others.filter(|((members, _), counts)| {
-                    !**counts && step.graph.node(members[0]).section != Section::Update
+                let others = step.blocks.nodes.iter().zip(&least.seconds).zip(spread.counts.iter().zip(&least.once));
+                let others = others.filter(|((members, _), (counts, once))| {
+                    !**counts && !**once && step.graph.node(members[0]).section != Section::Update
                 });
                 let others: f64 = others.map(|((members, seconds), _)| seconds * members.len() as f64).sum();
                 micro = micro.max(spread.seconds + others);
@@ -457,14 +461,17 @@ impl<'a> Search<'a> {
 
     fn least(&self, step: &StepGraph, mesh: &Mesh) -> Result<Least, String> {
         let space = Space::new(step, mesh, &self.request.constraints).map_err(|e| e.to_string())?;
-        let times = Times::new(self.cluster, mesh);
-        let seconds = |(members, choices): (&Vec<NodeId>, &Vec<Choice>)| {
+        let times = self.times(mesh);
+        let classes = Classes::new(&step.graph, &step.blocks, times.execution().kernels);
+        let seconds = |(class, (members, choices)): (usize, (&Vec<NodeId>, &Vec<Choice>))| {
             let n = step.graph.node(members[0]);
             let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));
-            choices.iter().map(|c| compute(&times, &n.op, c, &ins, &outs)).fold(f64::INFINITY, f64::min)
+            let fused = classes.fused(class);
+            choices.iter().map(|c| compute(&times, &n.op, c, &ins, &outs, fused)).fold(f64::INFINITY, f64::min)
         };
         Ok(Least {
-            seconds: step.blocks.nodes.iter().zip(&space.choices).map(seconds).collect(),
+            seconds: step.blocks.nodes.iter().zip(&space.choices).enumerate().map(seconds).collect(),
+            once: (0..step.blocks.nodes.len()).map(|class| classes.once(class)).collect(),
             bytes: LeastBytes::new(&step.graph, &step.blocks, &space, mesh),
         })
     }
@@ -500,6 +507,13 @@ impl<'a> Search<'a> {
         let step = Rc::new(request.workload.step(graph, &stages, c.stages, c.recompute).map_err(fail)?);
         self.keep(key, &step);
         Ok(Ok(step))
+    }
+
+    fn times<'m>(&self, mesh: &'m Mesh) -> Times<'m>
+    where
+        'a: 'm,
+    {
+        Times::new(self.cluster, mesh).executing(self.request.constraints.execution)
     }
 
     fn keep(&mut self, key: (usize, usize, RecomputeChoice), step: &Rc<StepGraph>) {
@@ -539,7 +553,7 @@ impl<'a> Search<'a> {
             let fits = memory.total().0 - memory.get(Category::Activations).0 <= self.limit;
             return Ok((Outcome::Excess(Closest::new(c, &memory, self.limit), None), others.filter(|_| fits)));
         }
-        let mut times = Times::new(self.cluster, &c.mesh);
+        let mut times = self.times(&c.mesh);
         let mut limits = vec![self.limit; c.stages];
         let mut formulation = Formulation::new(&view, &space, &mut times, &limits);
         let mut options = self.options();

@@ -1,8 +1,9 @@
-//! The judge of an assignment: times of every stage from the graph, the schedule played event by event, and memory at the
-//! fullest moment.
+//! The judge of an assignment: times of every stage from the graph, the schedule played event by event
+//! ([`crate::timeline`]), and memory at the fullest moment.
 //!
-//! Inside a stage, computation and communication follow each other (no overlap yet). Every version of a value that is
-//! needed in a section is made once in it, as [`crate::reshard::versions`] says.
+//! Every version of a value that is needed in a section is made once in it, as [`crate::reshard::versions`] says. What
+//! depends on states alone runs once in a step. Inside a section, computation and communication follow each other, except
+//! for what [`crate::execution`] lets overlap.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,13 +15,16 @@ use autoshard_ir::graph::{Def, Graph, NodeId, Section, StateKind, ValueId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::assignment::{Assignment, Schedule, StageId};
+use crate::assignment::{Assignment, StageId};
+use crate::execution::Overlap;
 use crate::formulate::{Pace, crossings, kept};
+use crate::kernels::Classes;
 use crate::reshard::{local_bytes, versions};
 use crate::space::ACCUMULATE;
 use crate::spec::{Spec, Strategy};
 use crate::stages::Stages;
-use crate::times::Times;
+use crate::timeline::play;
+use crate::times::{Taken, Times};
 use crate::views::Views;
 
 /// Seconds that a stage spends, once per micro-batch or once per step.
@@ -28,16 +32,39 @@ use crate::views::Views;
 pub struct Spent {
     /// Operators.
     pub compute_s: f64,
-    /// Resharding.
+    /// Resharding, as far as computation waits for it.
     pub communication_s: f64,
+    /// Resharding that runs beside computation.
+    #[serde(default)]
+    pub hidden_s: f64,
 }
 
 impl Spent {
-    /// Both.
+    /// What passes until the next section can begin.
     pub fn total(&self) -> f64 {
         self.compute_s + self.communication_s
     }
+    fn add(&mut self, taken: Taken, overlap: Overlap) {
+        let hides = match overlap {
+            Overlap::None => 0.0,
+            Overlap::Data => taken.data_s,
+            Overlap::All => taken.total_s,
+        };
+        self.communication_s += taken.total_s - hides;
+        self.hidden_s += hides;
+    }
+    /// Ends the section: of what could be hidden there remain what does not fit beside `beside` seconds of other work, and
+    /// what computation loses to the rest.
+    fn settle(&mut self, beside: f64) {
+        let hidden = self.hidden_s.min(beside);
+        self.communication_s += self.hidden_s - hidden * (1.0 - CONTENTION);
+        self.hidden_s = hidden;
+    }
 }
+
+/// What a second of communication takes from computation that runs beside it: its kernels occupy processors and memory.
+/// An eighth of an A100's or H100's processors at NCCL's default channels (16 of 108 or 132).
+const CONTENTION: f64 = 0.125;
 
 /// A stage: its times, and the memory of one of its ranks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -46,7 +73,7 @@ pub struct StagePrediction {
     pub forward: Spent,
     /// Per micro-batch.
     pub backward: Spent,
-    /// Per step.
+    /// Per step: the update, and what depends on states alone.
     pub update: Spent,
     /// Per micro-batch, the part of the backward's operators that makes forward results anew.
     #[serde(default)]
@@ -89,22 +116,35 @@ pub(crate) fn category(kind: StateKind) -> Category {
 pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Times<'_>) -> Prediction {
     let stages =
         Stages { count: a.stages, node: a.stage.clone(), everywhere: a.everywhere.clone(), home: a.home.clone() };
-    let pace = Pace { micro_batches: a.micro_batches, schedule: a.schedule };
-    let mut sim =
-        Simulation { graph, blocks, a, rules: HashMap::new(), computed: HashMap::new(), made: HashMap::new() };
+    let execution = times.execution();
+    let pace = Pace { micro_batches: a.micro_batches, schedule: a.schedule, chunks: execution.chunks };
+    let mut sim = Simulation::new(graph, blocks, a, times);
     let mut found: Vec<StagePrediction> = (0..a.stages).map(|s| sim.stage(s, times)).collect();
+    let mut late = vec![true; graph.values.len()];
+    for n in graph.nodes.iter().filter(|n| n.section != Section::Update) {
+        n.inputs.iter().for_each(|v| late[v.index()] = false);
+    }
     for (n, out, to) in crossings(graph, &stages) {
         let spec = sim.result(n, out);
         let bytes = local_bytes(&spec, graph.ty(graph.node(n).outputs[out]), &a.mesh);
         let stage = &mut found[a.stage[n.index()].0 as usize];
         let time = to.len() as f64 * times.send(bytes, a.stages);
         match graph.node(n).section {
+            // Sums over all micro-batches go once, and what depends on states alone.
+            _ if late[graph.node(n).outputs[out].index()] || sim.once(n) => stage.update.communication_s += time,
             Section::Forward => stage.send_forward_s += time,
             Section::Backward => stage.send_backward_s += time,
             Section::Update => stage.update.communication_s += time,
         }
     }
     sim.memory(&stages, &pace, &mut found);
+    for s in &mut found {
+        // Other links than those of tensor parallelism, most of the time.
+        s.forward.settle(s.forward.total());
+        s.backward.settle(s.backward.total());
+        // Buckets of gradients during the last backward, updated parameters during the first forward.
+        s.update.settle(s.backward.total() + s.forward.total());
+    }
     let played = play(&found, &pace);
     let update = found.iter().map(|s| s.update.total()).fold(0.0, f64::max);
     for (s, end) in found.iter_mut().zip(&played.busy) {
@@ -113,18 +153,40 @@ pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Time
     Prediction { step_time_s: played.end + update, stages: found }
 }
 
-type Versions = std::rc::Rc<Vec<(Spec, f64)>>;
+/// Seconds that a node of each class takes once, under the strategy of its first member.
+pub fn class_seconds(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &Times<'_>) -> Vec<f64> {
+    let mut sim = Simulation::new(graph, blocks, a, times);
+    blocks.nodes.iter().map(|members| sim.compute(members[0], times)).collect()
+}
+
+type Versions = std::rc::Rc<Vec<(Spec, Taken)>>;
 
 struct Simulation<'a> {
     graph: &'a Graph,
     blocks: &'a Blocks,
     a: &'a Assignment,
+    classes: Classes,
     rules: HashMap<u32, FactorRule>,
     computed: HashMap<(u32, Strategy), f64>,
     made: HashMap<(Spec, Vec<Spec>, Type), Versions>,
 }
 
-impl Simulation<'_> {
+impl<'a> Simulation<'a> {
+    fn new(graph: &'a Graph, blocks: &'a Blocks, a: &'a Assignment, times: &Times<'_>) -> Simulation<'a> {
+        let classes = Classes::new(graph, blocks, times.execution().kernels);
+        Simulation {
+            graph,
+            blocks,
+            a,
+            classes,
+            rules: HashMap::new(),
+            computed: HashMap::new(),
+            made: HashMap::new(),
+        }
+    }
+    fn once(&self, n: NodeId) -> bool {
+        self.classes.once(self.blocks.node_class[n.index()] as usize)
+    }
     fn rule(&mut self, n: NodeId) -> &FactorRule {
         let (graph, class) = (self.graph, self.blocks.node_class[n.index()]);
         self.rules.entry(class).or_insert_with(|| {
@@ -177,7 +239,7 @@ impl Simulation<'_> {
             .enumerate()
             .map(|(i, ty)| local(strategy.output_spec(&rule, i), ty))
             .collect();
-        let t = times.compute(&node.op, &ins, &outs);
+        let t = times.compute(&node.op, &ins, &outs, self.classes.fused(class as usize));
         self.computed.insert((class, strategy), t);
         t
     }
@@ -190,7 +252,7 @@ impl Simulation<'_> {
             return found.clone();
         }
         let list = versions(&key.0, &key.1, ty, times.mesh()).unwrap_or_default();
-        let timed: Vec<(Spec, f64)> = list
+        let timed: Vec<(Spec, Taken)> = list
             .iter()
             .map(|v| {
                 let via = v.source.map_or(&key.0, |s| &list[s].spec);
@@ -208,14 +270,17 @@ impl Simulation<'_> {
         let mut wanted: BTreeMap<(Section, ValueId), Vec<Spec>> = BTreeMap::new();
         for id in graph.node_ids().filter(|n| self.a.stage[n.index()].0 as usize == stage) {
             let n = graph.node(id);
-            let t = self.compute(id, times);
-            found.section(n.section).compute_s += t;
+            // What is the sum of one micro-batch is that micro-batch's.
+            let idle = n.op.name() == ACCUMULATE && self.a.micro_batches == 1;
+            let t = if idle { 0.0 } else { self.compute(id, times) };
+            let section = if self.once(id) { Section::Update } else { n.section };
+            found.section(section).compute_s += t;
             if n.section == Section::Backward && self.is_copy(id) {
                 found.recompute_s += t;
             }
             for (at, v) in n.inputs.iter().enumerate() {
                 let spec = self.operand(id, at);
-                wanted.entry((n.section, *v)).or_default().push(spec);
+                wanted.entry((section, *v)).or_default().push(spec);
             }
         }
         for o in &graph.outputs {
@@ -234,7 +299,7 @@ impl Simulation<'_> {
         for ((section, v), specs) in wanted {
             let Some(from) = self.produced(v) else { continue };
             let list = self.versions(from, specs, graph.ty(v), times);
-            found.section(section).communication_s += list.iter().map(|v| v.1).sum::<f64>();
+            list.iter().for_each(|(_, taken)| found.section(section).add(*taken, times.execution().overlap));
         }
         found
     }
@@ -349,151 +414,6 @@ impl StagePrediction {
             Section::Forward => &mut self.forward,
             Section::Backward => &mut self.backward,
             Section::Update => &mut self.update,
-        }
-    }
-}
-
-/// Something that a stage does, for pictures.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Event {
-    /// Which stage.
-    pub stage: usize,
-    /// `forward`, `backward` or `update`.
-    pub kind: &'static str,
-    /// For which micro-batch; 0 in the update.
-    pub micro_batch: usize,
-    /// Seconds from the start of the step.
-    pub start_s: f64,
-    /// Seconds from the start of the step.
-    pub end_s: f64,
-}
-
-/// What stages do in a step, as [`simulate`] played it.
-pub fn timeline(stages: &[StagePrediction], schedule: Schedule, micro_batches: usize) -> Vec<Event> {
-    let played = play(stages, &Pace { schedule, micro_batches });
-    let mut events = played.events;
-    for (stage, s) in stages.iter().enumerate() {
-        if s.update.total() > 0.0 {
-            let (start_s, end_s) = (played.end, played.end + s.update.total());
-            events.push(Event { stage, kind: "update", micro_batch: 0, start_s, end_s });
-        }
-    }
-    events.retain(|e| e.end_s > e.start_s);
-    events
-}
-
-/// The forwards and backwards of a step, played.
-struct Played {
-    /// In the order in which they were found to be possible.
-    events: Vec<Event>,
-    /// When the last one ends.
-    end: f64,
-    /// Seconds that each stage is busy.
-    busy: Vec<f64>,
-}
-
-/// One entry of a stage's order.
-#[derive(Clone, Copy)]
-enum Run {
-    Forward(usize),
-    Backward(usize),
-}
-
-/// In which order a stage runs forwards and backwards.
-fn order(stage: usize, stages: usize, pace: &Pace) -> Vec<Run> {
-    let m = pace.micro_batches;
-    let ahead = match pace.schedule {
-        Schedule::GPipe => m,
-        Schedule::OneF1B => m.min(stages - stage),
-    };
-    let mut list: Vec<Run> = (0..ahead).map(Run::Forward).collect();
-    for i in 0..m {
-        list.push(Run::Backward(i));
-        if ahead + i < m {
-            list.push(Run::Forward(ahead + i));
-        }
-    }
-    list
-}
-
-fn play(stages: &[StagePrediction], pace: &Pace) -> Played {
-    let p = stages.len();
-    let orders: Vec<Vec<Run>> = (0..p).map(|s| order(s, p, pace)).collect();
-    let forward: Vec<f64> = stages.iter().map(|s| s.forward.total()).collect();
-    let backward: Vec<f64> = stages.iter().map(|s| s.backward.total()).collect();
-    let none = f64::NAN;
-    let mut ended = vec![[vec![none; pace.micro_batches], vec![none; pace.micro_batches]]; p];
-    let mut next = vec![0; p];
-    let mut clock = vec![0.0; p];
-    let mut events = Vec::new();
-    loop {
-        let mut moved = false;
-        for s in 0..p {
-            while let Some(run) = orders[s].get(next[s]) {
-                let (ready, time, slot) = match *run {
-                    Run::Forward(m) if s == 0 => (0.0, forward[s], (0, m)),
-                    Run::Forward(m) => (ended[s - 1][0][m] + stages[s - 1].send_forward_s, forward[s], (0, m)),
-                    Run::Backward(m) if s + 1 == p => (ended[s][0][m], backward[s], (1, m)),
-                    Run::Backward(m) => (ended[s + 1][1][m] + stages[s + 1].send_backward_s, backward[s], (1, m)),
-                };
-                if ready.is_nan() {
-                    break;
-                }
-                let start_s = f64::max(clock[s], ready);
-                clock[s] = start_s + time;
-                let kind = if slot.0 == 0 { "forward" } else { "backward" };
-                events.push(Event { stage: s, kind, micro_batch: slot.1, start_s, end_s: clock[s] });
-                ended[s][slot.0][slot.1] = clock[s];
-                next[s] += 1;
-                moved = true;
-            }
-        }
-        if !moved {
-            break;
-        }
-    }
-    let m = pace.micro_batches as f64;
-    Played {
-        events,
-        end: clock.into_iter().fold(0.0, f64::max),
-        busy: (0..p).map(|s| m * (forward[s] + backward[s])).collect(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn uniform(p: usize, m: usize, schedule: Schedule) -> f64 {
-        let one = StagePrediction {
-            forward: Spent { compute_s: 1.0, communication_s: 0.0 },
-            backward: Spent { compute_s: 2.0, communication_s: 0.0 },
-            ..Default::default()
-        };
-        play(&vec![one; p], &Pace { micro_batches: m, schedule }).end
-    }
-
-    /// Both schedules take `(m + p - 1)` times forward and backward when stages are equal and sends are free.
-    #[test]
-    fn equal_stages_have_the_known_bubble() {
-        for (p, m) in [(1, 1), (1, 4), (2, 4), (4, 4), (4, 16), (3, 2), (8, 1)] {
-            for schedule in [Schedule::GPipe, Schedule::OneF1B] {
-                assert_eq!(uniform(p, m, schedule), 3.0 * (m + p - 1) as f64, "p={p} m={m} {schedule:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_stage_runs_every_micro_batch_once() {
-        for schedule in [Schedule::GPipe, Schedule::OneF1B] {
-            for s in 0..4 {
-                let list = order(s, 4, &Pace { micro_batches: 6, schedule });
-                let forwards: Vec<usize> =
-                    list.iter().filter_map(|r| if let Run::Forward(m) = r { Some(*m) } else { None }).collect();
-                let backwards: Vec<usize> =
-                    list.iter().filter_map(|r| if let Run::Backward(m) = r { Some(*m) } else { None }).collect();
-                assert_eq!((forwards, backwards), ((0..6).collect(), (0..6).collect()));
-            }
         }
     }
 }

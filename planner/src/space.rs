@@ -161,6 +161,11 @@ impl Filter<'_> {
             return kept;
         }
         let all: Vec<Choice> = all.into_iter().filter(|c| self.customary(c)).collect();
+        let all = if self.constraints.weights_stay && self.family(id) == Family::MatMul {
+            prefer(all, |c| !self.splits_sequence(c))
+        } else {
+            all
+        };
         let all = prefer(all, |c| self.splits_batch(c));
         let all = if self.is_product(id) { prefer(all, |c| !self.idle_on_tp(c)) } else { all };
         if self.constraints.sequence_parallel != Some(true) || !self.splits_tokens(id, strategies) {
@@ -175,11 +180,20 @@ impl Filter<'_> {
         c.strategy.0.iter().zip(&self.mesh.axes).any(|(u, a)| a.name == AxisName::Dp && splits(u))
     }
 
+    fn family(&self, id: NodeId) -> Family {
+        let n = self.graph.node(id);
+        n.op.work(&self.graph.input_types(n), &self.graph.output_types(n)).family
+    }
+
+    /// Whether `tp` splits tokens.
+    fn splits_sequence(&self, c: &Choice) -> bool {
+        let splits = |u: &Use| matches!(u, Use::Split(f) if self.tags[f.0 as usize] == Some(Tag::Sequence));
+        c.strategy.0.iter().zip(&self.mesh.axes).any(|(u, a)| a.name == AxisName::Tp && splits(u))
+    }
+
     /// Whether this is a product: what `tp` is meant to split.
     fn is_product(&self, id: NodeId) -> bool {
-        let n = self.graph.node(id);
-        let (ins, outs) = (self.graph.input_types(n), self.graph.output_types(n));
-        matches!(n.op.work(&ins, &outs).family, Family::MatMul | Family::Conv | Family::Attention)
+        matches!(self.family(id), Family::MatMul | Family::Conv | Family::Attention)
     }
 
     /// Whether axes split what they customarily split, see [`crate::roles`].
@@ -198,9 +212,8 @@ impl Filter<'_> {
     /// Whether this is an operator that sequence parallelism is meant for: bound by memory, with a sequence to split.
     fn splits_tokens(&self, id: NodeId, strategies: &Strategies) -> bool {
         let n = self.graph.node(id);
-        let (ins, outs) = (self.graph.input_types(n), self.graph.output_types(n));
         let reads_activations = n.inputs.iter().any(|&v| matches!(self.graph.value(v).def, Def::Node(..)));
-        n.op.work(&ins, &outs).family == Family::Memory
+        self.family(id) == Family::Memory
             && reads_activations
             && self.tags.iter().take(strategies.rule.factors.len()).any(|t| *t == Some(Tag::Sequence))
     }

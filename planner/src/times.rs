@@ -8,14 +8,26 @@ use autoshard_cost_models::{Bytes, Cluster, CollectiveKind, Group};
 use autoshard_ir::op::{Family, Work};
 use autoshard_ir::{DType, Op, Type};
 
-use crate::mesh::{AxisId, Mesh};
+use crate::execution::Execution;
+use crate::kernels::Fused;
+use crate::mesh::{AxisId, AxisName, Mesh};
 use crate::reshard::{Resharder, Step, StepKind, local_bytes};
 use crate::spec::Spec;
+
+/// Seconds of communication.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Taken {
+    /// All of them.
+    pub total_s: f64,
+    /// Those over data parallelism alone.
+    pub data_s: f64,
+}
 
 /// Times on one mesh.
 pub struct Times<'a> {
     cluster: &'a Cluster,
     mesh: &'a Mesh,
+    execution: Execution,
     resharder: Resharder,
     reshards: HashMap<(Spec, Type), HashMap<Spec, Option<f64>>>,
 }
@@ -23,7 +35,16 @@ pub struct Times<'a> {
 impl<'a> Times<'a> {
     /// For a mesh on a cluster.
     pub fn new(cluster: &'a Cluster, mesh: &'a Mesh) -> Times<'a> {
-        Times { cluster, mesh, resharder: Resharder::new(mesh.clone()), reshards: HashMap::new() }
+        let execution = Execution::default();
+        Times { cluster, mesh, execution, resharder: Resharder::new(mesh.clone()), reshards: HashMap::new() }
+    }
+    /// The same for another way of executing.
+    pub fn executing(self, execution: Execution) -> Times<'a> {
+        Times { execution, ..self }
+    }
+    /// How steps are executed.
+    pub fn execution(&self) -> Execution {
+        self.execution
     }
     /// The mesh.
     pub fn mesh(&self) -> &'a Mesh {
@@ -34,11 +55,16 @@ impl<'a> Times<'a> {
         self.cluster
     }
 
-    /// Seconds that an operator takes on local operands and results.
-    pub fn compute(&self, op: &Op, inputs: &[Type], outputs: &[Type]) -> f64 {
+    /// Seconds that an operator takes on local operands and results, of which some need not be read or written.
+    pub fn compute(&self, op: &Op, inputs: &[Type], outputs: &[Type], fused: &Fused) -> f64 {
         let float = |t: &&Type| t.dtype.is_float();
         let dtype = inputs.iter().chain(outputs).find(float).map_or(DType::F32, |t| t.dtype);
-        self.cluster.op_time(&op.work(inputs, outputs), dtype).0
+        let mut work = op.work(inputs, outputs);
+        let saved = |types: &[Type], free: &[bool]| -> usize {
+            types.iter().zip(free).filter(|(_, free)| **free).map(|(t, _)| t.bytes()).sum()
+        };
+        work.bytes = (work.bytes - (saved(inputs, &fused.inputs) + saved(outputs, &fused.outputs)) as f64).max(0.0);
+        self.cluster.kernel_time(&work, dtype, fused.joins()).0
     }
 
     /// Seconds that a resharding takes; `None` where there is no way (see [`crate::reshard`]).
@@ -50,20 +76,25 @@ impl<'a> Times<'a> {
         if let Some(time) = self.reshards.get(&key).and_then(|m| m.get(to)) {
             return *time;
         }
-        let time = self.resharder.steps(from, to, ty).ok().map(|steps| self.steps(from, &steps, ty));
+        let time = self.resharder.steps(from, to, ty).ok().map(|steps| self.steps(from, &steps, ty).total_s);
         self.reshards.entry(key).or_default().insert(to.clone(), time);
         time
     }
 
     /// Seconds that steps take, one after the other.
-    pub fn steps(&self, from: &Spec, steps: &[Step], ty: &Type) -> f64 {
+    pub fn steps(&self, from: &Spec, steps: &[Step], ty: &Type) -> Taken {
         let mut before = from;
-        let mut total = 0.0;
+        let mut taken = Taken::default();
         for s in steps {
-            total += self.step(&s.kind, local_bytes(before, ty, self.mesh), local_bytes(&s.spec, ty, self.mesh));
+            let time = self.step(&s.kind, local_bytes(before, ty, self.mesh), local_bytes(&s.spec, ty, self.mesh));
+            taken.total_s += time;
+            let data = |a: &AxisId| self.mesh.axis(*a).name == AxisName::Dp;
+            if s.kind.communicates() && s.kind.axes().iter().all(data) {
+                taken.data_s += time;
+            }
             before = &s.spec;
         }
-        total
+        taken
     }
 
     fn step(&self, kind: &StepKind, before: u64, after: u64) -> f64 {

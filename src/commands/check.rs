@@ -31,7 +31,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         ));
     }
     let blocks = autoshard_ir::blocks::find(&graph);
-    let mut times = Times::new(&cluster, &assignment.mesh);
+    let mut times = Times::new(&cluster, &assignment.mesh).executing(plan.constraints.execution);
     let time = simulate(&graph, &blocks, &assignment, &mut times).step_time_s;
     if (time - plan.predicted.step_time_s).abs() > 1e-6 * time {
         problems.push(format!(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
-use autoshard_planner::plan::{ModelEntry, Plan, bindings};
+use autoshard_planner::plan::{ModelEntry, Plan, forward_graph};
 use autoshard_planner::request::{Mode, PlanRequest, RecomputeChoice};
 use autoshard_planner::search::{Found, SearchError, search};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -32,7 +32,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(_) => None,
         None => Some(files::read(Path::new(&args.workload.cluster), "cluster file")?),
     };
-    let (request, mut notes) = workload::request(&model, &cluster, &args.workload, &args.search)?;
+    let (request, mut notes) = workload::request(&model, &cluster, args)?;
     if args.workload.cluster == "dgx-h100" {
         notes.insert(0, format!("{} GPUs of dgx-h100 (--cluster)", args.gpus));
     }
@@ -74,7 +74,7 @@ fn decide(
     notes: Vec<String>,
 ) -> Result<Plan, Failure> {
     let source =
-        |batch: usize| model.instantiate(&bindings(model, &request.workload, batch)).map_err(|e| e.to_string());
+        |batch: usize| forward_graph(model, &request.workload, batch).map_err(|e| e.to_string());
     let limit = request.constraints.memory_limit.unwrap_or(u64::MAX).min(cluster.usable_memory().0);
     let mut within = limit;
     let mut excess = 0;

@@ -1,5 +1,6 @@
 //! `report`: writes the page that shows a plan.
 
+use autoshard_planner::simulate::class_seconds;
 use autoshard_planner::times::Times;
 
 use crate::args::ReportArgs;
@@ -18,27 +19,8 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let memory = autoshard_codegen::memory::memory(&job);
     let blocks = autoshard_ir::blocks::find(&graph);
     let cluster = plan.cluster.cluster().map_err(Failure::new)?;
-    let times = Times::new(&cluster, &assignment.mesh);
-    let seconds: Vec<f64> = blocks
-        .nodes
-        .iter()
-        .map(|members| {
-            let n = graph.node(members[0]);
-            let (ins, outs) = (graph.input_types(n), graph.output_types(n));
-            let rule = n.op.factors(&ins, &outs);
-            let strategy = assignment.strategy(members[0]);
-            let local = |types: &[autoshard_ir::Type], spec: &dyn Fn(usize) -> autoshard_planner::spec::Spec| {
-                types
-                    .iter()
-                    .enumerate()
-                    .map(|(i, t)| spec(i).local(t, &assignment.mesh).unwrap_or_else(|| t.clone()))
-                    .collect::<Vec<_>>()
-            };
-            let ins = local(&ins, &|i| strategy.input_spec(&rule, i));
-            let outs = local(&outs, &|i| strategy.output_spec(&rule, i));
-            times.compute(&n.op, &ins, &outs)
-        })
-        .collect();
+    let times = Times::new(&cluster, &assignment.mesh).executing(plan.constraints.execution);
+    let seconds = class_seconds(&graph, &blocks, &assignment, &times);
     let data = report::data::data(plan, &graph, &assignment, &blocks, &memory, &seconds);
     files::write(&output, report::page(&data)?.as_bytes())?;
     println!("wrote {}", output.display());

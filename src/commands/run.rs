@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use autoshard_ir::convert;
-use autoshard_planner::plan::bindings;
+use autoshard_planner::plan::forward_graph;
 use autoshard_planner::request::{PrecisionChoice, RecomputeChoice};
 use autoshard_runtime::checkpoint::{self, Checkpoint};
 use autoshard_runtime::session::{Options, Session};
@@ -44,10 +44,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         Some(path) => autoshard_runtime::tensors::read(path).map_err(Failure::new)?,
         None => {
             let plan = &loaded.plan;
-            let whole = loaded
-                .model
-                .instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch))
-                .map_err(Failure::new)?;
+            let whole = forward_graph(&loaded.model, &plan.workload, plan.workload.global_batch).map_err(Failure::new)?;
             let whole = plan.workload.step(&whole, &[], 1, RecomputeChoice::None).map_err(Failure::new)?.graph;
             draw::inputs(&whole, args.weights.seed)
         }

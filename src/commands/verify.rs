@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use autoshard_ir::graph::{Graph, Init, StateKind};
 use autoshard_ir::{Tensor, convert, interp};
-use autoshard_planner::plan::bindings;
+use autoshard_planner::plan::forward_graph;
 use autoshard_planner::request::{Mode, RecomputeChoice};
 use autoshard_runtime::session::{Options, Session};
 use autoshard_runtime::weights::Weights;
@@ -99,10 +99,7 @@ fn verify(loaded: &Loaded, args: &VerifyArgs) -> Result<Vec<Line>, Failure> {
     let plan = &loaded.plan;
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&widened(&graph), &assignment)?;
-    let file = loaded
-        .model
-        .instantiate(&bindings(&loaded.model, &plan.workload, plan.workload.global_batch))
-        .map_err(Failure::new)?;
+    let file = forward_graph(&loaded.model, &plan.workload, plan.workload.global_batch).map_err(Failure::new)?;
     let whole = widened(&plan.workload.step(&file, &[], 1, RecomputeChoice::None).map_err(Failure::new)?.graph);
 
     let inputs = match &args.inputs {

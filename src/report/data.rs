@@ -8,7 +8,8 @@ use autoshard_ir::{Graph, NodeId};
 use autoshard_planner::assignment::Assignment;
 use autoshard_planner::plan::{Breakdown, Plan};
 use autoshard_planner::request::{Mode, RecomputeChoice};
-use autoshard_planner::simulate::{Event, timeline};
+use autoshard_planner::formulate::Pace;
+use autoshard_planner::timeline::{Event, timeline};
 use serde::Serialize;
 
 use crate::show;
@@ -149,7 +150,8 @@ pub fn data(
     times: &[f64],
 ) -> Data {
     let per = a.mesh.ranks();
-    let events = timeline(&plan.predicted.stages, a.schedule, a.micro_batches);
+    let pace = Pace { micro_batches: a.micro_batches, schedule: a.schedule, chunks: plan.constraints.execution.chunks };
+    let events = timeline(&plan.predicted.stages, &pace);
     let end_s = events.iter().map(|e| e.end_s).fold(0.0, f64::max);
     Data {
         title: format!("{} on {} GPUs", name(&plan.model.path), plan.cluster.gpus),

@@ -38,11 +38,25 @@ const TERMS: usize = 12_000;
 /// How far rules look into values from outside, in nodes.
 const DEPTH: usize = 8;
 
+/// Which fused forms are made. What the model says by one operator stays one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forms {
+    /// Attention by a kernel that keeps no scores; else scores are made, and kept for the backward pass.
+    pub attention: bool,
+    /// Norms, activations, rotary embeddings: else they are the operators that the model has.
+    pub composites: bool,
+}
+
+impl Forms {
+    /// All of them.
+    pub const ALL: Forms = Forms { attention: true, composites: true };
+}
+
 /// Rewrites the forward nodes of a graph into fused forms.
 ///
 /// # Errors
 /// None for a graph that keeps its invariants.
-pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
+pub fn fuse(graph: &Graph, forms: Forms) -> Result<Graph, RewriteError> {
     let uses = graph.uses();
     let live = crate::rewrite::live(graph);
     let mut kept = vec![false; graph.values.len()];
@@ -53,7 +67,7 @@ pub fn fuse(graph: &Graph) -> Result<Graph, RewriteError> {
     for v in graph.value_ids().filter(|&v| region::is_known(graph, v) && needed(v)) {
         keep(graph, &mut kept, v, DEPTH);
     }
-    let rules = rules::all();
+    let rules = rules::all(forms);
     let mut known: HashMap<Key, Recipe> = HashMap::new();
     let mut rebuild = Rebuild::new(graph);
     let mut ranges = ranges.into_iter().peekable();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::fuse;
+use super::{Forms, fuse};
 use crate::builder::Builder;
 use crate::graph::{Graph, Init, StateKind, ValueId};
 use crate::op::{Op, OpError};
@@ -56,7 +56,7 @@ impl Case {
     fn fused(mut self, out: ValueId) -> String {
         self.b.output("y", out, None);
         let graph = self.b.finish();
-        let fused = fuse(&graph).expect("fuses");
+        let fused = fuse(&graph, Forms::ALL).expect("fuses");
         assert_eq!(verify::verify(&fused), Ok(()));
         let (want, got) = (run(&graph), run(&fused));
         for (w, g) in want.as_slice::<f32>().iter().zip(got.as_slice::<f32>()) {

@@ -29,7 +29,7 @@ use super::tensors::{self, Source};
 use super::trainable;
 use crate::builder::{Builder, FOLD_LIMIT};
 use crate::dtype::DType;
-use crate::fuse::fuse;
+use crate::fuse::{Forms, fuse};
 use crate::graph::{Def, Graph, Init, StateKind, Tied, ValueId};
 use crate::op::OpError;
 use crate::rewrite::RewriteError;
@@ -76,7 +76,7 @@ struct Lowering<'m> {
 }
 
 /// See [`Model::instantiate`].
-pub(super) fn instantiate(model: &Model, bindings: &Bindings) -> Result<Graph, Vec<Problem>> {
+pub(super) fn instantiate(model: &Model, bindings: &Bindings, forms: Forms) -> Result<Graph, Vec<Problem>> {
     let mut problems = model.unsupported();
     let inputs = bind(model, bindings, &mut problems);
     if !problems.is_empty() {
@@ -123,7 +123,7 @@ pub(super) fn instantiate(model: &Model, bindings: &Bindings) -> Result<Graph, V
     }
     let internal = |e: RewriteError| vec![Problem::Malformed { place: "the graph".to_string(), why: e.to_string() }];
     let graph = trainable::settle(low.b.finish(), |w| small_constant(model, w)).map_err(internal)?;
-    let fused = fuse(&simplify(&graph).map_err(internal)?).map_err(internal)?;
+    let fused = fuse(&simplify(&graph).map_err(internal)?, forms).map_err(internal)?;
     take_apart(&fused).map_err(internal)
 }
 

@@ -26,6 +26,7 @@ use super::proto::onnx::{AttributeProto, FunctionProto, GraphProto, ModelProto, 
 use super::tensors::{self, Source};
 use super::{lower, rules, tied};
 use crate::dtype::DType;
+use crate::fuse::Forms;
 use crate::graph::Graph;
 use crate::weights::WeightRef;
 
@@ -263,7 +264,15 @@ impl Model {
     /// # Errors
     /// Everything in the way: bindings, operators, nodes.
     pub fn instantiate(&self, bindings: &Bindings) -> Result<Graph, ImportErrors> {
-        lower::instantiate(self, bindings).map_err(|problems| ImportErrors { path: self.path.clone(), problems })
+        self.instantiate_with(bindings, Forms::ALL)
+    }
+
+    /// The same, with a choice of the fused forms that are made.
+    ///
+    /// # Errors
+    /// As [`Model::instantiate`].
+    pub fn instantiate_with(&self, bindings: &Bindings, forms: Forms) -> Result<Graph, ImportErrors> {
+        lower::instantiate(self, bindings, forms).map_err(|problems| ImportErrors { path: self.path.clone(), problems })
     }
 }
 

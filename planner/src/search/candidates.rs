@@ -100,7 +100,7 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
                 found.push(Candidate {
                     stages: pp,
                     mesh: Mesh::new([(AxisName::Dp, dp), (AxisName::Tp, tp)]),
-                    pace: Pace { micro_batches, schedule },
+                    pace: Pace { micro_batches, schedule, chunks: pins.execution.chunks.max(1) },
                     recompute: pins.recompute.unwrap_or_default(),
                 });
             }

@@ -17,7 +17,6 @@ use crate::request::{RecomputeChoice, StepGraph};
 use crate::roles::Tag;
 use crate::solver::solve;
 use crate::space::Space;
-use crate::times::Times;
 
 /// What ranks do at least for their samples of a micro-batch.
 pub(super) struct Spread {
@@ -68,9 +67,9 @@ impl Search<'_> {
             step.graph.node(members[0]).section != Section::Update && tags.contains(&Some(Tag::Batch))
         };
         let counts: Vec<bool> = step.blocks.nodes.iter().zip(&step.tags).map(batched).collect();
-        let pace = Pace { micro_batches: 1, schedule: Schedule::OneF1B };
+        let pace = Pace { micro_batches: 1, schedule: Schedule::OneF1B, chunks: 1 };
         let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace };
-        let mut times = Times::new(self.cluster, &mesh);
+        let mut times = self.times(&mesh);
         let problem = Formulation::part(&view, &space, &mut times, &counts).problem;
         let solution = solve(&problem, &self.options()).ok()?;
         Some(Spread { seconds: problem.value(solution.bound), counts, operators: operators(step) })

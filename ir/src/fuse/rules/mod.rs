@@ -9,17 +9,19 @@ mod layout;
 mod norm;
 mod rotary;
 
+use super::Forms;
 use super::rule::Rule;
 
-/// Every rule.
-pub(super) fn all() -> Vec<Rule> {
+/// The rules that make some forms, and those that they rest on.
+pub(super) fn all(forms: Forms) -> Vec<Rule> {
+    let when = |wanted: bool, rules: fn() -> Vec<Rule>| if wanted { rules() } else { Vec::new() };
     [
         arithmetic::rules(),
         layout::rules(),
-        activation::rules(),
-        norm::rules(),
-        rotary::rules(),
-        attention::rules(),
+        when(forms.composites, activation::rules),
+        when(forms.composites, norm::rules),
+        when(forms.composites, rotary::rules),
+        when(forms.attention, attention::rules),
         experts::rules(),
     ]
     .into_iter()

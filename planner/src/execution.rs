@@ -1,0 +1,101 @@
+//! How the program that executes a plan goes about it, as far as times and memory depend on it.
+//!
+//! The default is what this project's own runtime does. The rest describes other frameworks, for estimates of what they take;
+//! [`Execution::only_estimate`] names what cannot be run here.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Whether attention is a fused kernel, see [`autoshard_ir::fuse::Forms`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionChoice {
+    /// Where the graph has the form of one; no scores are kept.
+    #[default]
+    Fused,
+    /// Scores are made as the graph says.
+    Scores,
+}
+
+/// Whether norms, activations and rotary embeddings are single operators, see [`autoshard_ir::fuse::Forms`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Operators {
+    /// Where the graph has the form of one.
+    #[default]
+    Fused,
+    /// As the graph says.
+    Graph,
+}
+
+/// Whether operators bound by memory are compiled into few kernels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// One kernel per operator.
+    #[default]
+    Eager,
+    /// Neighbouring operators bound by memory are one kernel, and gradients are accumulated by the product that makes them.
+    Compiled,
+}
+
+/// Which communication runs beside computation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Overlap {
+    /// None.
+    #[default]
+    None,
+    /// That over data parallelism: gradients are reduced in buckets during the last backward, sharded parameters gathered ahead
+    /// of use, updated ones during the next forward.
+    Data,
+    /// That over tensor parallelism too: products work on the parts that have arrived.
+    All,
+}
+
+/// How a step is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Execution {
+    /// See [`Kernels`].
+    pub kernels: Kernels,
+    /// See [`Overlap`].
+    pub overlap: Overlap,
+    /// Parts of the model on each stage, interleaved (Narayanan et al. 2021, section 2.2); 1: none.
+    pub chunks: usize,
+}
+
+impl Default for Execution {
+    fn default() -> Execution {
+        Execution { kernels: Kernels::default(), overlap: Overlap::default(), chunks: 1 }
+    }
+}
+
+impl Execution {
+    /// Whether it is the default.
+    pub fn is_default(&self) -> bool {
+        *self == Execution::default()
+    }
+    /// What of it the runtime does not do, as notes for people.
+    pub fn only_estimate(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.chunks > 1 {
+            notes.push(format!(
+                "an estimate: the interleaved schedule ({} chunks per stage) cannot be executed yet; `run` executes 1F1B",
+                self.chunks
+            ));
+        }
+        let what = match self.overlap {
+            Overlap::None => None,
+            Overlap::Data => Some("communication over data parallelism"),
+            Overlap::All => Some("communication"),
+        };
+        if let Some(what) = what {
+            notes.push(format!("an estimate: {what} overlaps with compute; `run` does one after the other"));
+        }
+        if self.kernels == Kernels::Compiled {
+            notes.push("an estimate: neighbouring operators bound by memory are one kernel; `run` executes one by one".into());
+        }
+        notes
+    }
+}

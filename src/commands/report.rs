@@ -1,5 +1,8 @@
 //! `report`: writes the page that shows a plan.
 
+use autoshard_codegen::partition::node_specs;
+use autoshard_ir::{Type, ValueId};
+use autoshard_planner::spec::Spec;
 use autoshard_planner::times::Times;
 
 use crate::args::ReportArgs;
@@ -11,7 +14,9 @@ use crate::{files, report};
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let output = args.output.clone().unwrap_or_else(|| files::with_suffix(&args.plan, ".html"));
     let loaded = Loaded::open(&args.plan)?;
-    files::check_output(&output, &[&args.plan, loaded.model.path()])?;
+    let mut read = vec![&*args.plan];
+    read.extend(loaded.model.files());
+    files::check_output(&output, &read)?;
     let plan = &loaded.plan;
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&graph, &assignment)?;
@@ -19,27 +24,20 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let blocks = autoshard_ir::blocks::find(&graph);
     let cluster = plan.cluster.cluster().map_err(Failure::new)?;
     let times = Times::new(&cluster, &assignment.mesh);
+    let specs = node_specs(&graph, &assignment);
     let seconds: Vec<f64> = blocks
         .nodes
         .iter()
         .map(|members| {
-            let n = graph.node(members[0]);
-            let (ins, outs) = (graph.input_types(n), graph.output_types(n));
-            let rule = n.op.factors(&ins, &outs);
-            let strategy = assignment.strategy(members[0]);
-            let local = |types: &[autoshard_ir::Type], spec: &dyn Fn(usize) -> autoshard_planner::spec::Spec| {
-                types
-                    .iter()
-                    .enumerate()
-                    .map(|(i, t)| spec(i).local(t, &assignment.mesh).unwrap_or_else(|| t.clone()))
-                    .collect::<Vec<_>>()
+            let (n, specs) = (graph.node(members[0]), &specs[members[0].index()]);
+            let local = |values: &[ValueId], specs: &[Spec]| -> Vec<Type> {
+                let types = values.iter().map(|v| graph.ty(*v)).zip(specs);
+                types.map(|(t, s)| s.local(t, &assignment.mesh).unwrap_or_else(|| t.clone())).collect()
             };
-            let ins = local(&ins, &|i| strategy.input_spec(&rule, i));
-            let outs = local(&outs, &|i| strategy.output_spec(&rule, i));
-            times.compute(&n.op, &ins, &outs)
+            times.compute(&n.op, &local(&n.inputs, &specs.inputs), &local(&n.outputs, &specs.outputs))
         })
         .collect();
-    let data = report::data::data(plan, &graph, &assignment, &blocks, &memory, &seconds);
+    let data = report::data::data(plan, &graph, &assignment, &blocks, &specs, &memory, &seconds);
     files::write(&output, report::page(&data)?.as_bytes())?;
     println!("wrote {}", output.display());
     Ok(())

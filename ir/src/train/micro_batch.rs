@@ -7,7 +7,6 @@
 
 use crate::factor::{FactorId, ReduceKind};
 use crate::graph::{Graph, Node, NodeId, Section, ValueId};
-use crate::verify::ACCUMULATE;
 
 /// A node or output that needs the whole batch at once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +64,7 @@ pub fn micro_batchable(graph: &Graph) -> Result<(), Vec<Reason>> {
             state[v.index()] = r;
         }
     }
-    for n in graph.nodes.iter().filter(|n| n.section == Section::Backward && n.op.name() != ACCUMULATE) {
+    for n in graph.nodes.iter().filter(|n| n.section == Section::Backward && !n.is_accumulate()) {
         for (i, v) in n.inputs.iter().enumerate() {
             // A backward node reads a sum only where the loss was not split: said at the node that is not linear.
             if state[v.index()] == Batch::Sum && found.is_empty() {

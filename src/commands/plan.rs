@@ -48,13 +48,17 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let interrupt = Arc::new(AtomicBool::new(false));
     let flag = interrupt.clone();
+    let bar = if args.quiet || args.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let shown = bar.clone();
     // A second Ctrl-C ends the program at once.
     let _ = ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
+        shown.println(
+            "stopping with the best plan so far, once the configuration in work is done; Ctrl-C again ends at once",
+        );
     });
-    let bar = if args.quiet || args.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
     bar.set_style(
         ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} {elapsed}").expect("a fixed text"),
     );

@@ -69,7 +69,7 @@ fn of_plan() {
             3,
             vec![
                 "the step cannot be cut into micro-batches",
-                "output loss: sums over the batch",
+                "operand 0 is a sum over the batch",
                 "leave out --micro-batch",
             ],
         ),

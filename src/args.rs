@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::failure::Failure;
+
 /// How to split an ONNX model over a GPU cluster, and proof that the split is good.
 #[derive(Debug, Parser)]
 #[command(name = "autoshard", version, about, max_term_width = 110, arg_required_else_help = true)]
@@ -149,9 +151,9 @@ pub struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// Cluster by name (see `autoshard clusters`), or a TOML file
-    #[arg(long, value_name = "NAME|FILE.toml", default_value = "dgx-h100")]
-    pub cluster: String,
+    /// Cluster by name (see `autoshard clusters`), or a TOML file [default: dgx-h100]
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub cluster: Option<String>,
     /// Training step or inference [default: train if the model has a loss]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
@@ -164,9 +166,9 @@ pub struct WorkloadArgs {
     /// Loss for training: `output:NAME` for a scalar output of the model, or `cross-entropy` / `mse` on its first output
     #[arg(long, value_name = "LOSS")]
     pub loss: Option<String>,
-    /// Optimizer for training
-    #[arg(long, value_enum, default_value = "adamw")]
-    pub optimizer: OptimizerArg,
+    /// Optimizer for training [default: adamw]
+    #[arg(long, value_enum)]
+    pub optimizer: Option<OptimizerArg>,
     /// Compute precision [default: fp32 on the cluster `cpu`, else bf16]
     #[arg(long, value_enum)]
     pub precision: Option<PrecisionArg>,
@@ -186,7 +188,7 @@ pub struct SearchArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub dp: Option<usize>,
     /// ZeRO stage: 1 shards optimizer states over data parallelism, 2 gradients too, 3 parameters too
-    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[arg(long, value_name = "0..3", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero: Option<u8>,
     /// Whether norms and residuals are split along the sequence over tensor parallelism
     #[arg(long, value_enum, default_value = "auto")]
@@ -213,10 +215,10 @@ pub struct SearchArgs {
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     pub time_limit: Option<f64>,
     /// Relative gap at which a solution is good enough
-    #[arg(long, value_name = "F", default_value_t = 0.01)]
+    #[arg(long, value_name = "F", default_value_t = 0.01, allow_negative_numbers = true)]
     pub gap: f64,
     /// Seed of everything random
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub seed: u64,
 }
 
@@ -310,9 +312,19 @@ pub struct WeightArgs {
     /// Draw parameters at random instead of reading the model's weights
     #[arg(long)]
     pub random_weights: bool,
-    /// Seed of random parameters and inputs
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    /// Seed of random parameters and inputs [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub seed: Option<u64>,
+}
+
+impl WeightArgs {
+    /// The seed, where something is drawn at random: parameters, or inputs that are not given.
+    pub fn seed(&self, inputs: Option<&PathBuf>) -> Result<u64, Failure> {
+        if self.seed.is_some() && inputs.is_some() && !self.random_weights {
+            return Err(Failure::usage("--seed has no effect: parameters and inputs are read from files"));
+        }
+        Ok(self.seed.unwrap_or(0))
+    }
 }
 
 /// `verify`
@@ -324,7 +336,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
     /// Largest relative error that passes
-    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    #[arg(long, value_name = "X", default_value_t = 1e-4, allow_negative_numbers = true)]
     pub tolerance: f64,
     /// Print the result as JSON on stdout
     #[arg(long)]
@@ -346,12 +358,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub outputs: Option<PathBuf>,
     /// Number of steps
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub steps: usize,
     /// Write a checkpoint of all states here after the last step
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
-    /// Start from a checkpoint, of any plan of the same model
+    /// Start from a checkpoint, of any plan of the same model and optimizer; inference takes its parameters
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
     /// Write a trace for Perfetto (ui.perfetto.dev) here
@@ -384,7 +396,7 @@ pub struct InspectArgs {
     #[arg(long, value_name = "NAME=N")]
     pub dim: Vec<String>,
     /// Print the lowered graph as text
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub graph: bool,
     /// Print as JSON on stdout
     #[arg(long)]

@@ -32,8 +32,8 @@ pub fn widened(graph: &Graph) -> Graph {
     g
 }
 
-/// How far two tensors are apart, relative to the norm of the second: 0 is equal; infinite for types that differ or
-/// for numbers that are not finite in one of them alone.
+/// How far two tensors are apart, relative to the norm of the second: 0 is equal; infinite for types that differ, for
+/// numbers that are not finite in one of them alone, and for anything else than zeros where the second is all zeros.
 pub fn distance(got: &Tensor, want: &Tensor) -> f64 {
     if got.ty() != want.ty() {
         return f64::INFINITY;
@@ -64,7 +64,7 @@ pub struct Line {
     pub kind: &'static str,
     /// Its name.
     pub name: String,
-    /// See [`distance`].
+    /// See [`distance`]; `null` in JSON where it is infinite.
     pub error: f64,
     /// Its gradient is pure rounding noise (see `autoshard_ir::train::is_noise`), which Adam turns into full steps.
     pub noise: bool,

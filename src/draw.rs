@@ -4,19 +4,7 @@ use std::collections::BTreeMap;
 
 use autoshard_ir::graph::{Graph, ValueId};
 use autoshard_ir::{Tensor, convert};
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Draw(u64);
-
-impl Draw {
-    fn uniform(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
+use autoshard_runtime::random::Stream;
 
 /// Per integer input, the number of valid indices; `None` where it looks up nothing.
 fn table_sizes(graph: &Graph) -> Vec<Option<usize>> {
@@ -59,7 +47,7 @@ pub fn inputs(graph: &Graph, seed: u64) -> BTreeMap<String, Tensor> {
     let mut drawn = BTreeMap::new();
     for (i, (input, size)) in graph.inputs.iter().zip(sizes).enumerate() {
         let ty = graph.ty(input.value).clone();
-        let mut draw = Draw(seed ^ (i as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03));
+        let mut draw = Stream(seed ^ (i as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03));
         let mut t = Tensor::zeros(ty.clone());
         let float = ty.dtype.is_float();
         let elements = (0..ty.numel()).map(|_| match size {

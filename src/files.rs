@@ -1,21 +1,20 @@
 //! Reading and writing files: whole or not at all, with errors that name the path.
 
-use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use autoshard_runtime::files::folder;
 
 use crate::failure::Failure;
 
-/// The folder of a path.
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    }
+/// One name for a file, by whatever path; it need not be there.
+fn identity(path: &Path) -> Option<PathBuf> {
+    let beside = || Some(std::fs::canonicalize(folder(path)).ok()?.join(path.file_name()?));
+    std::fs::canonicalize(path).ok().or_else(beside)
 }
 
-/// Whether a file can be written there without harm: before the work, so that none is lost. `inputs` are what the command
-/// reads.
-pub fn check_output(path: &Path, inputs: &[&Path]) -> Result<(), Failure> {
+/// Whether a file can be written there without harm: before the work, so that none is lost. `others` are what the command
+/// reads, and writes besides.
+pub fn check_output(path: &Path, others: &[&Path]) -> Result<(), Failure> {
     let refuse =
         |why: &str| Err(Failure::usage(format!("cannot write {}: {why}", path.display())).help("choose another place"));
     if path.is_dir() {
@@ -24,39 +23,39 @@ pub fn check_output(path: &Path, inputs: &[&Path]) -> Result<(), Failure> {
     if path.exists() && !path.is_file() {
         return refuse("it is no regular file");
     }
-    let whole = |p: &Path| std::fs::canonicalize(p).ok();
-    if let Some(output) = whole(path)
-        && inputs.iter().any(|i| whole(i).as_ref() == Some(&output))
+    if let Some(output) = identity(path)
+        && others.iter().any(|i| identity(i).as_ref() == Some(&output))
     {
-        return refuse("the command reads it");
+        return refuse("the command reads it, or writes it twice");
     }
     if !folder(path).is_dir() {
         return refuse(&format!("there is no folder {}", folder(path).display()));
     }
-    let probe = tempfile::NamedTempFile::new_in(folder(path)).map(|_| ());
-    probe.map_err(|e| {
+    probe(path, folder(path))
+}
+
+/// Whether files can be written into a folder, which need not be there yet.
+pub fn check_folder(path: &Path) -> Result<(), Failure> {
+    let there = path.ancestors().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
+    let Some(there) = there.into_iter().find(|p| p.exists()).filter(|p| p.is_dir()) else {
+        return Err(Failure::usage(format!("cannot write into {}: it is no folder", path.display()))
+            .help("choose another place"));
+    };
+    probe(path, there)
+}
+
+/// Writes a file into a folder and takes it away again.
+fn probe(path: &Path, folder: &Path) -> Result<(), Failure> {
+    tempfile::NamedTempFile::new_in(folder).map(|_| ()).map_err(|e| {
         // The error would name the probe.
         Failure::new(format!("cannot write {}: {}", path.display(), e.kind())).help("choose another place")
     })
 }
 
-/// Writes a file through a temporary one beside it, so that no partial file is ever left behind. A link stays a link.
+/// Writes a file, whole or not at all.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let fail =
-        |e: std::io::Error| Failure::new(format!("cannot write {}: {e}", path.display())).help("choose another place");
-    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let dir = folder(path);
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(fail)?;
-    file.write_all(bytes).map_err(fail)?;
-    file.as_file().sync_all().map_err(fail)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // A temporary file is private; the result is an ordinary one.
-        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o644)).map_err(fail)?;
-    }
-    file.persist(path).map_err(|e| fail(e.error))?;
-    Ok(())
+    autoshard_runtime::files::write(path, bytes)
+        .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())).help("choose another place"))
 }
 
 /// Reads a text file.

@@ -1,5 +1,7 @@
 //! Figures for people.
 
+use std::collections::BTreeMap;
+
 /// `12.4 ms`
 pub fn seconds(s: f64) -> String {
     match s {
@@ -28,6 +30,12 @@ pub fn count(n: f64) -> String {
 /// `1.2 %`
 pub fn percent(x: f64) -> String {
     if x < 0.1 { format!("{:.2} %", x * 100.0) } else { format!("{:.1} %", x * 100.0) }
+}
+
+/// How an operator is split, by axis: `dp: split b, tp: split k`.
+pub fn strategy(by_axis: &BTreeMap<String, String>) -> String {
+    let words: Vec<String> = by_axis.iter().map(|(axis, what)| format!("{axis}: {what}")).collect();
+    if words.is_empty() { "replicated".into() } else { words.join(", ") }
 }
 
 /// Text in columns: every column as wide as its widest cell. Columns of numbers (all cells but the first row's start with a

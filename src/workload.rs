@@ -13,8 +13,8 @@ use autoshard_planner::request::{
 };
 
 use crate::args::{
-    self, AttentionArg, ExecutionArgs, KernelsArg, ObjectiveArg, OperatorsArg, OptimizerArg, OverlapArg, PlanArgs, PrecisionArg,
-    RecomputeArg, ScheduleArg, SearchArgs, Toggle, TpSplitsArg,
+    self, AttentionArg, ExecutionArgs, KernelsArg, ObjectiveArg, OperatorsArg, OptimizerArg, OverlapArg, PlanArgs,
+    PrecisionArg, RecomputeArg, ScheduleArg, SearchArgs, Toggle, TpSplitsArg,
 };
 use crate::failure::Failure;
 
@@ -57,13 +57,13 @@ pub fn dims(model: &Model, flags: &[String], batch: Option<&str>) -> Result<BTre
     Err(Failure::usage(problems.join("\n")).help(help))
 }
 
-/// The scalar output that is the loss, if the model has one: `loss`, or the only scalar float output.
+/// The scalar output that is the loss, if the model has one: `loss`, or the only scalar output, of floats.
 fn loss_output(model: &Model) -> Option<String> {
     let scalars: Vec<&str> = model
         .signature()
         .outputs
         .iter()
-        .filter(|o| o.dims.as_ref().is_some_and(Vec::is_empty))
+        .filter(|o| o.dims.as_ref().is_some_and(Vec::is_empty) && o.dtype.is_none_or(|d| d.is_float()))
         .map(|o| o.name.as_str())
         .collect();
     scalars
@@ -74,11 +74,7 @@ fn loss_output(model: &Model) -> Option<String> {
 }
 
 /// The request of `plan`, and what was assumed.
-pub fn request(
-    model: &Model,
-    cluster: &Cluster,
-    args: &PlanArgs,
-) -> Result<(PlanRequest, Vec<String>), Failure> {
+pub fn request(model: &Model, cluster: &Cluster, args: &PlanArgs) -> Result<(PlanRequest, Vec<String>), Failure> {
     let (w, s) = (&args.workload, &args.search);
     let mut notes = Vec::new();
     let batch_symbol = model.batch_symbol();
@@ -144,13 +140,17 @@ pub fn request(
         }
     };
     let mut workload = Workload::train(global_batch);
-    if w.optimizer == OptimizerArg::Sgd {
+    if w.optimizer.is_some() && mode == Mode::Infer {
+        return Err(Failure::usage("--optimizer has no effect in inference"));
+    }
+    if w.optimizer == Some(OptimizerArg::Sgd) {
         workload.optimizer = OptimizerChoice::Sgd { lr: 1e-2, momentum: 0.9, weight_decay: 0.0, nesterov: false };
     }
     if mode == Mode::Train {
+        let flag = if w.optimizer.is_none() { " (--optimizer)" } else { "" };
         notes.push(match workload.optimizer {
             OptimizerChoice::Adamw { lr, weight_decay, .. } => {
-                format!("AdamW with learning rate {lr}, weight decay {weight_decay} (--optimizer)")
+                format!("AdamW with learning rate {lr}, weight decay {weight_decay}{flag}")
             }
             OptimizerChoice::Sgd { lr, momentum, .. } => format!("SGD with learning rate {lr}, momentum {momentum}"),
         });
@@ -218,19 +218,20 @@ fn constraints(
             problems.push(format!("{name} {size} does not divide {gpus} GPUs (possible: {})", valid.join(", ")));
         }
     }
-    if let (Some(tp), Some(pp), Some(dp)) = (s.tp, s.pp, s.dp)
-        && tp * pp * dp != gpus
-    {
-        problems.push(format!("--tp {tp} x --pp {pp} x --dp {dp} is {}, not {gpus} GPUs", tp * pp * dp));
-    }
     if s.memory_limit.is_some_and(|g| g.is_nan() || g <= 0.0) {
         problems.push("--memory-limit must be above 0".into());
     }
-    // A product of pins that leaves no rank to the rest says what the rest is.
-    let product: usize =
-        [s.tp, s.pp, s.dp].into_iter().flatten().try_fold(1usize, |n, x| n.checked_mul(x)).unwrap_or(0);
-    if problems.is_empty() && (product == 0 || gpus % product != 0) {
-        problems.push(format!("the pins of --tp, --pp and --dp make {product} ranks, which do not divide {gpus} GPUs"));
+    // Each divides the number of GPUs; together they may not.
+    if problems.is_empty() {
+        let product = [s.tp, s.pp, s.dp].into_iter().flatten().map(|x| x as u128).product::<u128>();
+        match (s.tp, s.pp, s.dp) {
+            (Some(tp), Some(pp), Some(dp)) if product != gpus as u128 => {
+                problems.push(format!("--tp {tp} x --pp {pp} x --dp {dp} is {product}, not {gpus} GPUs"));
+            }
+            _ if gpus as u128 % product != 0 => problems
+                .push(format!("the pins of --tp, --pp and --dp make {product} ranks, which do not divide {gpus} GPUs")),
+            _ => {}
+        }
     }
     if s.micro_batch == Some(0) {
         problems.push("--micro-batch must be 1 or more".into());
@@ -243,9 +244,9 @@ fn constraints(
             problems.push(format!("{flag} has no effect {why}"));
         }
     };
-    without_effect("--zero", s.zero.is_some_and(|z| z > 0) && s.dp == Some(1), "with --dp 1");
-    without_effect("--zero", s.zero.is_some_and(|z| z > 0) && mode == Mode::Infer, "in inference");
-    let sequence = matches!(s.sequence_parallel, Toggle::On);
+    without_effect("--zero", s.zero.is_some() && s.dp == Some(1), "with --dp 1");
+    without_effect("--zero", s.zero.is_some() && mode == Mode::Infer, "in inference");
+    let sequence = s.sequence_parallel != Toggle::Auto;
     without_effect("--sequence-parallel", sequence && s.tp == Some(1), "with --tp 1");
     without_effect("--chunks", e.chunks > 1 && s.pp == Some(1), "with --pp 1");
     without_effect("--chunks", e.chunks > 1 && s.schedule == Some(ScheduleArg::Gpipe), "with --schedule gpipe");
@@ -254,7 +255,7 @@ fn constraints(
     if fixed && s.micro_batch.is_some() {
         problems.push("--micro-batch has no effect: the batch size is fixed in the model".into());
     }
-    if mode == Mode::Infer && s.recompute.is_some_and(|r| r != RecomputeArg::None) {
+    if mode == Mode::Infer && s.recompute.is_some() {
         problems
             .push("--recompute has no effect in inference: there is no backward pass to keep activations for".into());
     }

@@ -42,11 +42,18 @@ fn of_plan() {
         (plan(&cut, &["--gpus", "8"]), 1, vec!["cut.onnx"]),
         (plan(&noise, &["--gpus", "8"]), 1, vec!["noise.onnx"]),
         (plan(&absent, &["--gpus", "8"]), 1, vec!["absent.onnx", "No such file"]),
-        (plan(&good, &["--gpus", "0"]), 2, vec!["0"]),
-        (plan(&good, &["--gpus", "12"]), 2, vec!["12"]),
+        (plan(&good, &["--gpus", "0"]), 2, vec!["0 GPUs"]),
+        (plan(&good, &["--gpus", "12"]), 2, vec!["12 GPUs"]),
         (plan(&good, &["--gpus", "8", "--cluster", "dgx-z1"]), 2, vec!["dgx-z1", "dgx-h100"]),
         (plan(&good, &["--gpus", "8", "--tp", "3"]), 2, vec!["--tp 3 does not divide 8 GPUs", "1, 2, 4, 8"]),
         (plan(&good, &["--gpus", "8", "--tp", "2", "--pp", "2", "--dp", "4"]), 2, vec!["is 16, not 8 GPUs"]),
+        (
+            plan(&good, &["--gpus", "8", "--tp", "18446744073709551615", "--pp", "2", "--dp", "2"]),
+            2,
+            vec!["--tp 18446744073709551615 does not divide 8 GPUs"],
+        ),
+        (plan(&good, &["--gpus", "8", "--seed", "-1"]), 2, vec!["invalid value '-1' for '--seed"]),
+        (plan(&good, &["--gpus", "8", "--gap", "-1"]), 2, vec!["--gap from 0"]),
         (plan(&good, &["--gpus", "8", "--dim", "heads=4"]), 2, vec!["no symbol `heads`"]),
         (plan(&good, &["--gpus", "8", "--loss", "output:accuracy"]), 1, vec!["accuracy", "logits"]),
         (plan(&good, &["--gpus", "8", "--memory-limit", "0.0001"]), 3, vec!["no plan fits", "would help"]),
@@ -54,6 +61,17 @@ fn of_plan() {
             plan(&good, &["--gpus", "8", "--mode", "infer", "--recompute", "full"]),
             2,
             vec!["--recompute has no effect in inference"],
+        ),
+        (plan(&good, &["--gpus", "8", "--mode", "infer", "--zero", "0"]), 2, vec!["--zero has no effect in inference"]),
+        (plan(&good, &["--gpus", "8", "--mode", "infer", "--optimizer", "sgd"]), 2, vec!["--optimizer has no effect"]),
+        (
+            plan(&good, &["--gpus", "2", "--mode", "infer", "--pp", "2", "--micro-batch", "2"]),
+            3,
+            vec![
+                "the step cannot be cut into micro-batches",
+                "operand 0 is a sum over the batch",
+                "leave out --micro-batch",
+            ],
         ),
         (plan(&good, &["--gpus", "8", "--recompute", "some"]), 2, vec!["none, selective, full, auto"]),
         (plan(&good, &["--gpus", "8", "--zero", "4"]), 2, vec!["4 is not in 0..=3"]),
@@ -86,6 +104,13 @@ fn of_plan() {
             2,
             vec!["--sequence-parallel has no effect with --tp 1"],
         ),
+        (
+            plan(&good, &["--gpus", "4", "--tp", "1", "--sequence-parallel", "off"]),
+            2,
+            vec!["--sequence-parallel has no effect with --tp 1"],
+        ),
+        (vec!["inspect".into(), good.clone(), "--dim".into(), "heads=4".into()], 2, vec!["no symbol `heads`"]),
+        (["inspect", &good, "--graph", "--json"].map(String::from).to_vec(), 2, vec!["cannot be used with"]),
         (
             ["plan", &good, "--gpus", "4", "--dim", "sequence=4096", "-o", &output].map(String::from).to_vec(),
             1,
@@ -121,6 +146,8 @@ fn of_plan_files() {
         Case { args: vec!["check", &odd], code: 1, says: &["does not fit"] },
         Case { args: vec!["run", &plan, "--steps", "0"], code: 2, says: &["--steps must be 1 or more"] },
         Case { args: vec!["explain", &plan, "no-such-operator"], code: 1, says: &["no-such-operator"] },
+        Case { args: vec!["explain", &plan, ""], code: 2, says: &["an empty name"] },
+        Case { args: vec!["run", &plan, "--seed", "1", "--inputs", &plan], code: 2, says: &["--seed has no effect"] },
     ]);
     // Unknown fields are ignored.
     let more = at("more.json");
@@ -168,13 +195,17 @@ fn outputs_harm_no_other_file() {
     common::works(&["plan", &file, "--gpus", "2", "--global-batch", "4", "-q", "-o", &plan]);
     let bytes = |path: &str| fs::read(path).unwrap();
     let before = (bytes(&file), bytes(&plan));
-    let nowhere = at("no/o.npz");
+    let (nowhere, below) = (at("no/o.npz"), at("m.onnx/checkpoints"));
+    let (array, same, checkpoints) = (at("o.npy"), at("same.npz"), at("checkpoints"));
     check(&[
         Case { args: vec!["plan", &file, "--gpus", "2", "-o", &file], code: 2, says: &["the command reads it"] },
         Case { args: vec!["report", &plan, "-o", &plan], code: 2, says: &["the command reads it"] },
         Case { args: vec!["run", &plan, "--trace", &plan], code: 2, says: &["the command reads it"] },
         Case { args: vec!["run", &plan, "--outputs", &nowhere], code: 2, says: &["there is no folder"] },
         Case { args: vec!["run", &plan, "--checkpoint", &file], code: 2, says: &["it is no folder"] },
+        Case { args: vec!["run", &plan, "--checkpoint", &below], code: 2, says: &["it is no folder"] },
+        Case { args: vec!["run", &plan, "--outputs", &array, "--checkpoint", &checkpoints], code: 2, says: &[".npz"] },
+        Case { args: vec!["run", &plan, "--outputs", &same, "--trace", &same], code: 2, says: &["writes it twice"] },
         Case { args: vec!["verify", &plan, "--tolerance", "inf"], code: 2, says: &["--tolerance inf"] },
         #[cfg(unix)]
         Case { args: vec!["report", &plan, "-o", "/dev/null"], code: 2, says: &["it is no regular file"] },

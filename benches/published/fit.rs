@@ -37,10 +37,13 @@ const ROWS: usize = 40;
 fn sample<'a>(cases: &[&'a Planned]) -> Vec<&'a Planned> {
     let mut by_source: BTreeMap<&str, Vec<&Planned>> = BTreeMap::new();
     cases.iter().for_each(|p| by_source.entry(&p.case.source).or_default().push(p));
-    by_source.into_values().flat_map(|v| {
-        let every = v.len().div_ceil(ROWS);
-        v.into_iter().step_by(every)
-    }).collect()
+    by_source
+        .into_values()
+        .flat_map(|v| {
+            let every = v.len().div_ceil(ROWS);
+            v.into_iter().step_by(every)
+        })
+        .collect()
 }
 
 fn loss(cases: &[&Planned], c: &Coefficients) -> f64 {

@@ -49,7 +49,10 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let flag = |name: &str| args.iter().any(|a| a == name);
     let after = |name: &str| args.iter().position(|a| a == name).and_then(|i| args.get(i + 1)).cloned();
-    let dir = args.first().filter(|a| !a.starts_with("--")).map_or_else(|| PathBuf::from("../shared/published"), PathBuf::from);
+    let dir = args
+        .first()
+        .filter(|a| !a.starts_with("--"))
+        .map_or_else(|| PathBuf::from("../shared/published"), PathBuf::from);
     let file = dir.join("measurements.csv");
     if !file.exists() {
         println!("no {}: nothing measured", file.display());
@@ -97,7 +100,14 @@ fn plan_all(cases: Vec<rows::Case>, only: Option<&str>, print: bool) -> Vec<Plan
             }
         };
         let execution = predict::request(c).constraints.execution;
-        let p = Planned { cluster, step: found.step, assignment: found.assignment, execution, prediction: found.prediction, case };
+        let p = Planned {
+            cluster,
+            step: found.step,
+            assignment: found.assignment,
+            execution,
+            prediction: found.prediction,
+            case,
+        };
         if print {
             println!("{}", row(&p));
         }
@@ -111,23 +121,50 @@ fn row(p: &Planned) -> String {
     let (c, d) = (&p.case.config, &p.case.config.decoder);
     let off = |pair: Option<score::Pair>| pair.map_or("-".into(), |(p, m)| format!("{:+.1}%", 100.0 * (p / m - 1.0)));
     let stages = &p.prediction.stages;
-    let busiest = stages.iter().max_by(|a, b| f64::total_cmp(&(a.forward.total() + a.backward.total()), &(b.forward.total() + b.backward.total())));
+    let busiest = stages.iter().max_by(|a, b| {
+        f64::total_cmp(&(a.forward.total() + a.backward.total()), &(b.forward.total() + b.backward.total()))
+    });
     let s = &stages[stages.len() / 2];
     let b = busiest.unwrap_or(s);
     format!(
         "{:18} {}-{}x{} s{} {}x{} tp{} pp{}v{} dp{} z{} sp{} b{} B{} {} {} | {:.3} s, measured {:.3}, {} | forward {:.4}+{:.4} backward {:.4}+{:.4} busiest {:.4} x{} update {:.4} idle {:.3} | memory {:.1} GiB {}",
-        p.case.measured.ids[0], d.family, d.layers, d.hidden, d.sequence, c.gpus, c.cluster, c.tp, c.pp, c.chunks, c.dp, c.zero,
-        u8::from(c.sequence_parallel), c.micro_batch, c.global_batch, c.precision, c.recompute,
-        p.prediction.step_time_s, p.case.measured.step_s.unwrap_or(f64::NAN), off(p.time()),
-        s.forward.compute_s, s.forward.communication_s, s.backward.compute_s, s.backward.communication_s,
+        p.case.measured.ids[0],
+        d.family,
+        d.layers,
+        d.hidden,
+        d.sequence,
+        c.gpus,
+        c.cluster,
+        c.tp,
+        c.pp,
+        c.chunks,
+        c.dp,
+        c.zero,
+        u8::from(c.sequence_parallel),
+        c.micro_batch,
+        c.global_batch,
+        c.precision,
+        c.recompute,
+        p.prediction.step_time_s,
+        p.case.measured.step_s.unwrap_or(f64::NAN),
+        off(p.time()),
+        s.forward.compute_s,
+        s.forward.communication_s,
+        s.backward.compute_s,
+        s.backward.communication_s,
         b.forward.total() + b.backward.total(),
-        c.global_batch / c.dp / c.micro_batch, s.update.total(), s.idle_s,
-        p.prediction.peak() as f64 / (1u64 << 30) as f64, off(p.memory())
+        c.global_batch / c.dp / c.micro_batch,
+        s.update.total(),
+        s.idle_s,
+        p.prediction.peak() as f64 / (1u64 << 30) as f64,
+        off(p.memory())
     )
 }
 
 fn table(planned: &[Planned]) {
-    println!("\n| source | rows | time error | bias | tau | worst | memory rows | memory error |\n|---|---|---|---|---|---|---|---|");
+    println!(
+        "\n| source | rows | time error | bias | tau | worst | memory rows | memory error |\n|---|---|---|---|---|---|---|---|"
+    );
     let mut by_source: BTreeMap<&str, Vec<&Planned>> = BTreeMap::new();
     planned.iter().for_each(|p| by_source.entry(&p.case.source).or_default().push(p));
     let percent = |x: f64| if x.is_nan() { "-".into() } else { format!("{:.1} %", 100.0 * x) };
@@ -144,9 +181,12 @@ fn table(planned: &[Planned]) {
         });
         println!(
             "| {name} | {} | {} | {} | {} | {worst} | {} | {} |",
-            times.len(), percent(score::mape(&times)), percent(score::bias(&times)),
+            times.len(),
+            percent(score::mape(&times)),
+            percent(score::bias(&times)),
             if tau.is_nan() { "-".into() } else { format!("{tau:.2}") },
-            memory.len(), percent(score::mape(&memory))
+            memory.len(),
+            percent(score::mape(&memory))
         );
     };
     for (source, list) in &by_source {
@@ -174,7 +214,8 @@ fn refit(planned: &[Planned]) {
             };
             println!(
                 "  {source}: fitted {:.1} %, predicted by the others {:.1} %",
-                100.0 * score::mape(&pairs(&best)), 100.0 * score::mape(&pairs(&without))
+                100.0 * score::mape(&pairs(&best)),
+                100.0 * score::mape(&pairs(&without))
             );
         }
     }

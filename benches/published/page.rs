@@ -36,27 +36,36 @@ pub fn page(planned: &[Planned]) -> String {
             let _ = write!(
                 out,
                 "<line class='{class}' x1={:.1} y1={:.1} x2={:.1} y2={:.1} />",
-                x(a), y(a * factor), x(b), y(b * factor)
+                x(a),
+                y(a * factor),
+                x(b),
+                y(b * factor)
             );
         }
         for tick in [0.1, 1.0, 10.0, 100.0].into_iter().filter(|t: &f64| (low..high).contains(&t.ln())) {
             let _ = write!(
                 out,
                 "<text x={:.1} y={:.1}>{tick} s</text><text x=4 y={:.1}>{tick} s</text>",
-                x(tick), SIZE + 26.0, y(tick)
+                x(tick),
+                SIZE + 26.0,
+                y(tick)
             );
         }
         for (id, (predicted, measured)) in &points {
             let _ = write!(
                 out,
                 "<circle cx={:.1} cy={:.1} r=4><title>{id}: predicted {predicted:.3} s, measured {measured:.3} s ({:+.1} %)</title></circle>",
-                x(*measured), y(*predicted), 100.0 * (predicted / measured - 1.0)
+                x(*measured),
+                y(*predicted),
+                100.0 * (predicted / measured - 1.0)
             );
         }
         let _ = write!(
             out,
             "</svg><figcaption><b>{source}</b>: {} rows, error {:.1} %, bias {:+.1} %<br>across: measured, up: predicted</figcaption></figure>",
-            pairs.len(), 100.0 * mape(&pairs), 100.0 * bias(&pairs)
+            pairs.len(),
+            100.0 * mape(&pairs),
+            100.0 * bias(&pairs)
         );
     }
     out

@@ -67,11 +67,7 @@ pub fn request(c: &Config) -> PlanRequest {
     pins.sequence_parallel = Some(c.sequence_parallel);
     pins.micro_batch = Some(c.micro_batch);
     pins.schedule = Some(Schedule::OneF1B);
-    pins.execution = Execution {
-        kernels: c.framework.kernels,
-        overlap: c.framework.overlap,
-        chunks: c.chunks,
-    };
+    pins.execution = Execution { kernels: c.framework.kernels, overlap: c.framework.overlap, chunks: c.chunks };
     pins.recompute = Some(match c.recompute.as_str() {
         "full" => RecomputeChoice::Full,
         "selective" => RecomputeChoice::Selective,
@@ -90,7 +86,6 @@ pub fn cluster(c: &Config) -> Result<Cluster, String> {
 /// Plans a configuration.
 pub fn plan(c: &Config, model: &Model, cluster: &Cluster) -> Result<Found, String> {
     let request = request(c);
-    let source =
-        |batch: usize| forward_graph(model, &request.workload, batch).map_err(|e| e.to_string());
+    let source = |batch: usize| forward_graph(model, &request.workload, batch).map_err(|e| e.to_string());
     search(&source, cluster, &request, None, &|_, _, _| ()).map_err(|e| e.to_string())
 }

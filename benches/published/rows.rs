@@ -136,8 +136,11 @@ fn config(row: &Row) -> Result<Config, &'static str> {
     }
     let megatron = matches!(source.as_str(), "sc21t1" | "sc21t2" | "korth");
     let missing = "dims or parallelism not published";
-    let (layers, hidden, heads) =
-        (number(row, "layers").ok_or(missing)?, number(row, "hidden").ok_or(missing)?, number(row, "heads").ok_or(missing)?);
+    let (layers, hidden, heads) = (
+        number(row, "layers").ok_or(missing)?,
+        number(row, "hidden").ok_or(missing)?,
+        number(row, "heads").ok_or(missing)?,
+    );
     let llama = model.contains("llama");
     let gpus = number(row, "gpus").ok_or(missing)?;
     let pp = number(row, "pp").ok_or(missing)?;
@@ -216,7 +219,9 @@ fn framework(source: &str, model: &str) -> Framework {
         }
         // FSDP without compilation. Its norms and activations are single operators in GPT models.
         "mpt" => Framework { kernels: Kernels::Eager, ..graph },
-        "titan" if model.contains("eager") => Framework { operators: Operators::Graph, kernels: Kernels::Eager, ..graph },
+        "titan" if model.contains("eager") => {
+            Framework { operators: Operators::Graph, kernels: Kernels::Eager, ..graph }
+        }
         // "asyncTP"; Megatron Core's tp-comm-overlap.
         "titan" if model.contains("async") => Framework { overlap: Overlap::All, ..graph },
         "mcore" | "bridge" | "nemo" => Framework { overlap: Overlap::All, ..graph },
@@ -250,8 +255,7 @@ fn cluster(row: &Row) -> Option<&'static str> {
 fn measure(row: &Row, c: &Config) -> Result<Measured, &'static str> {
     let value: f64 = row["value"].parse().map_err(|_| "no number")?;
     let d = &c.decoder;
-    let (b, s, l, h, v) =
-        (c.global_batch as f64, d.sequence as f64, d.layers as f64, d.hidden as f64, d.vocab as f64);
+    let (b, s, l, h, v) = (c.global_batch as f64, d.sequence as f64, d.layers as f64, d.hidden as f64, d.vocab as f64);
     let gpus = c.gpus as f64;
     // Narayanan et al. (SC'21), equation 3; without recomputation 3/4 of its layers.
     let hardware = 96.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + v / (16.0 * l * h));
@@ -264,7 +268,9 @@ fn measure(row: &Row, c: &Config) -> Result<Measured, &'static str> {
         "tflops_per_gpu_hw" => m.step_s = Some(hardware / (value * 1e12 * gpus)),
         "tflops_per_gpu_model" if source(row) == "mcore" => m.step_s = Some(model / (value * 1e12 * gpus)),
         "mfu" if source(row) == "korth" => m.step_s = Some(model / (value / 100.0 * 312e12 * gpus)),
-        "peak_memory" if row["zero"].is_empty() && c.dp > 1 => return Err("memory, but not what is sharded over data parallelism"),
+        "peak_memory" if row["zero"].is_empty() && c.dp > 1 => {
+            return Err("memory, but not what is sharded over data parallelism");
+        }
         "peak_memory" | "peak_memory_actual" => {
             let unit = match row["unit"].split_whitespace().next() {
                 Some("GiB") => (1u64 << 30) as f64,
@@ -275,7 +281,9 @@ fn measure(row: &Row, c: &Config) -> Result<Measured, &'static str> {
             };
             m.peak_bytes = Some(value * unit);
         }
-        "mfu" | "hfu" | "tflops_per_gpu_model" | "train_days_300B_tokens" => return Err("says again what another row says"),
+        "mfu" | "hfu" | "tflops_per_gpu_model" | "train_days_300B_tokens" => {
+            return Err("says again what another row says");
+        }
         _ => return Err("not time or memory of a step"),
     }
     Ok(m)

@@ -7,15 +7,18 @@
 //! - With several, what passes from the forward to the backward list is in the frame; the rest of the lists either shares
 //!   the frame's free places (good when one frame is enough) or has scratch memory of its own: whichever is smaller.
 
-use autoshard_runtime::program::{BufferId, Instr, List, Program, Region, Slot};
+use autoshard_runtime::program::{BufferId, Instr, List, Program, Region, Slot, place_bytes};
 
 use crate::layout::{self, Lifetime};
 use crate::partition::{Lasting, Stage};
 use crate::views;
 
+/// By buffer, the first and the last instruction that touch its storage, where one does.
+type Spans = Vec<Option<(usize, usize)>>;
+
 /// First write and last read of every storage, as instruction numbers of `lists` put one after the other.
-fn lifetimes(stage: &Stage, storage: &[BufferId], lists: &[List]) -> Vec<Option<(usize, usize)>> {
-    let mut spans: Vec<Option<(usize, usize)>> = vec![None; stage.buffers.len()];
+fn lifetimes(stage: &Stage, storage: &[BufferId], lists: &[List]) -> Spans {
+    let mut spans: Spans = vec![None; stage.buffers.len()];
     let instrs = lists.iter().flat_map(|l| &stage.lists[*l as usize]);
     for (at, instr) in instrs.enumerate() {
         for b in instr.reads().into_iter().chain(instr.writes()) {
@@ -89,80 +92,73 @@ fn compact(stage: &mut Stage) {
     stage.lasting.retain(|_| *keep.next().expect("one flag per buffer"));
 }
 
+/// Where buffers lie; of buffers that share storage, one stands for all.
+#[derive(Clone)]
+struct Places {
+    regions: Vec<Region>,
+    offsets: Vec<u64>,
+}
+
+impl Places {
+    /// Lays out the buffers of `which` that are alive in `spans`; returns the size.
+    fn lay(&mut self, stage: &Stage, region: Region, spans: &Spans, which: impl Fn(usize) -> bool) -> u64 {
+        let chosen: Vec<(usize, Lifetime)> = spans
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| stage.lasting[*i] != Lasting::Persistent && which(*i))
+            .filter_map(|(i, span)| {
+                let (birth, death) = (*span)?;
+                Some((i, Lifetime { birth, death, bytes: stage.buffers[i].bytes() }))
+            })
+            .collect();
+        let lives: Vec<Lifetime> = chosen.iter().map(|c| c.1).collect();
+        let placed = layout::place(&lives);
+        for ((i, _), at) in chosen.iter().zip(placed.offsets) {
+            self.regions[*i] = region;
+            self.offsets[*i] = at;
+        }
+        placed.total
+    }
+}
+
 /// Gives every buffer its place.
 pub fn program(mut stage: Stage, slots: Vec<Slot>, frames: usize, micro_batches: usize) -> Program {
     in_place(&mut stage);
     compact(&mut stage);
     let storage = views::storage(&stage);
     let n = stage.buffers.len();
-    let mut regions = vec![Region::Scratch; n];
-    let mut offsets = vec![0u64; n];
-    let bytes: Vec<u64> = stage.buffers.iter().map(|b| b.ty.bytes() as u64).collect();
-    let persistent: Vec<bool> = stage.lasting.iter().map(|l| *l == Lasting::Persistent).collect();
-
+    let mut places = Places { regions: vec![Region::Scratch; n], offsets: vec![0; n] };
     let mut persistent_bytes = 0u64;
-    for i in (0..n).filter(|&i| persistent[i]) {
-        regions[i] = Region::Persistent;
-        offsets[i] = persistent_bytes;
-        persistent_bytes += bytes[i].max(1).next_multiple_of(autoshard_ir::tensor::ALIGN as u64);
+    for i in (0..n).filter(|&i| stage.lasting[i] == Lasting::Persistent) {
+        places.regions[i] = Region::Persistent;
+        places.offsets[i] = persistent_bytes;
+        persistent_bytes += place_bytes(stage.buffers[i].bytes());
     }
-    // Lays out some buffers by their lifetime over some lists; returns the size.
-    let mut lay =
-        |which: &dyn Fn(usize) -> bool, spans: &[Option<(usize, usize)>], region: Region, offsets: &mut [u64]| {
-            let chosen: Vec<usize> = (0..n).filter(|&i| !persistent[i] && which(i) && spans[i].is_some()).collect();
-            let lives: Vec<Lifetime> = chosen
-                .iter()
-                .map(|&i| {
-                    let (birth, death) = spans[i].expect("filtered");
-                    Lifetime { birth, death, bytes: bytes[i] }
-                })
-                .collect();
-            let placed = layout::place(&lives);
-            for (&i, at) in chosen.iter().zip(placed.offsets) {
-                regions[i] = region;
-                offsets[i] = at;
-            }
-            placed.total
-        };
-    let (frame_bytes, scratch_bytes, offsets) = if micro_batches == 1 {
-        let spans = lifetimes(&stage, &storage, &List::ALL);
-        let frame = lay(&|_| true, &spans, Region::Frame, &mut offsets);
-        (frame, 0, offsets)
+    let (frame_bytes, scratch_bytes, places) = if micro_batches == 1 {
+        let frame = places.lay(&stage, Region::Frame, &lifetimes(&stage, &storage, &List::ALL), |_| true);
+        (frame, 0, places)
     } else {
-        let per_list: Vec<_> = List::ALL.iter().map(|l| lifetimes(&stage, &storage, &[*l])).collect();
+        let per_list = List::ALL.map(|l| lifetimes(&stage, &storage, &[l]));
+        let [prologue, forward, backward, update] = &per_list;
         let joint = lifetimes(&stage, &storage, &[List::Forward, List::Backward]);
-        let crosses = |i: usize| per_list[1][i].is_some() && per_list[2][i].is_some();
+        let crosses = |i: usize| forward[i].is_some() && backward[i].is_some();
         let in_micro_batch = |i: usize| joint[i].is_some();
         // Scratch of its own for every list, the lists sharing one region.
-        let mut apart = offsets.clone();
-        let frame = lay(&crosses, &joint, Region::Frame, &mut apart);
-        let mut scratch = 0;
-        for spans in &per_list {
-            scratch = scratch.max(lay(&|i| !crosses(i), spans, Region::Scratch, &mut apart));
-        }
+        let mut apart = places.clone();
+        let frame = apart.lay(&stage, Region::Frame, &joint, crosses);
+        let of_lists = per_list.iter().map(|spans| apart.lay(&stage, Region::Scratch, spans, |i| !crosses(i)));
+        let scratch = of_lists.max().unwrap_or(0);
         // Or all of a micro-batch in its frame.
-        let mut within = offsets;
-        let whole = lay(&in_micro_batch, &joint, Region::Frame, &mut within);
-        let rest = lay(&|i| !in_micro_batch(i), &per_list[0], Region::Scratch, &mut within).max(lay(
-            &|i| !in_micro_batch(i),
-            &per_list[3],
-            Region::Scratch,
-            &mut within,
-        ));
+        let mut within = places;
+        let whole = within.lay(&stage, Region::Frame, &joint, in_micro_batch);
+        let of_step = [prologue, update].map(|l| within.lay(&stage, Region::Scratch, l, |i| !in_micro_batch(i)));
+        let rest = of_step[0].max(of_step[1]);
         let frames = frames as u64;
-        if whole * frames + rest < frame * frames + scratch {
-            (whole, rest, within)
-        } else {
-            lay(&crosses, &joint, Region::Frame, &mut apart);
-            for spans in &per_list {
-                lay(&|i| !crosses(i), spans, Region::Scratch, &mut apart);
-            }
-            (frame, scratch, apart)
-        }
+        if whole * frames + rest < frame * frames + scratch { (whole, rest, within) } else { (frame, scratch, apart) }
     };
     for (b, place) in stage.buffers.iter_mut().zip(&storage) {
-        b.region = regions[place.0 as usize];
-        b.offset = offsets[place.0 as usize];
+        b.region = places.regions[place.0 as usize];
+        b.offset = places.offsets[place.0 as usize];
     }
     let [prologue, forward, backward, update] = stage.lists;
     Program {

@@ -1,6 +1,6 @@
 //! Why a plan does not compile: in each case the plan does not fit the graph, since every plan of the planner compiles.
 
-use autoshard_ir::{NodeId, ValueId};
+use autoshard_runtime::program::List;
 
 /// See the module.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -33,14 +33,24 @@ pub enum CompileError {
         /// Why.
         reason: String,
     },
-    /// A node runs in one stage but reads a value that never reaches it.
-    #[error("node {node} reads {value}, which is not available in its stage: {reason}")]
+    /// A stage needs a value that never reaches it.
+    #[error("stage {stage} needs {value} in its {list} list, where it is not available")]
     Unavailable {
-        /// The reader.
-        node: NodeId,
-        /// The value.
-        value: ValueId,
-        /// Why.
-        reason: String,
+        /// The value and its producer.
+        value: String,
+        /// The stage.
+        stage: usize,
+        /// Its list.
+        list: List,
+    },
+    /// A sum over the batch (or another value of all of it) is to be delivered, and the step is cut into micro-batches.
+    #[error(
+        "output `{output}` depends on the whole batch, and the step is cut into {micro_batches} micro-batches: none of them has its value; plan with one"
+    )]
+    NeedsWholeBatch {
+        /// Its name.
+        output: String,
+        /// How many there are.
+        micro_batches: usize,
     },
 }

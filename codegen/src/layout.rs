@@ -1,10 +1,10 @@
 //! Places buffers in memory by lifetime.
 //!
 //! The problem (dynamic storage allocation) is NP-hard; two heuristics are tried and the smaller result kept: largest
-//! first at the lowest free offset, and in order of birth into the tightest hole. Offsets are multiples of [`ALIGN`].
+//! first at the lowest free offset, and in order of birth into the tightest hole. Every buffer takes [`place_bytes`].
 //! The result is exact: the peak a plan states is the size computed here.
 
-use autoshard_ir::tensor::ALIGN;
+use autoshard_runtime::program::place_bytes;
 
 /// A buffer to place: alive from `birth` to `death`, both included, in some count of instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,10 +29,6 @@ pub struct Placement {
 /// More buffers than this are placed by the faster heuristic alone.
 const QUADRATIC_LIMIT: usize = 6000;
 
-fn round(bytes: u64) -> u64 {
-    bytes.max(1).next_multiple_of(ALIGN as u64)
-}
-
 /// Places buffers so that no two that are alive together overlap.
 pub fn place(buffers: &[Lifetime]) -> Placement {
     let by_birth = in_order_of_birth(buffers);
@@ -43,23 +39,6 @@ pub fn place(buffers: &[Lifetime]) -> Placement {
     if by_size.total < by_birth.total { by_size } else { by_birth }
 }
 
-/// The largest sum of bytes alive at once: no placement can be smaller.
-pub fn lower_bound(buffers: &[Lifetime]) -> u64 {
-    let mut events: Vec<(usize, i64)> = Vec::new();
-    for b in buffers {
-        events.push((b.birth, round(b.bytes) as i64));
-        events.push((b.death + 1, -(round(b.bytes) as i64)));
-    }
-    // At equal times deaths (negative) come first.
-    events.sort_unstable();
-    let (mut now, mut peak) = (0i64, 0i64);
-    for (_, delta) in events {
-        now += delta;
-        peak = peak.max(now);
-    }
-    peak as u64
-}
-
 fn largest_first(buffers: &[Lifetime]) -> Placement {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(buffers[i].bytes), buffers[i].birth, i));
@@ -67,7 +46,7 @@ fn largest_first(buffers: &[Lifetime]) -> Placement {
     let mut placed: Vec<usize> = Vec::new(); // by offset
     let mut total = 0;
     for i in order {
-        let (b, size) = (buffers[i], round(buffers[i].bytes));
+        let (b, size) = (buffers[i], place_bytes(buffers[i].bytes));
         let mut at = 0;
         for &p in &placed {
             let q = buffers[p];
@@ -77,7 +56,7 @@ fn largest_first(buffers: &[Lifetime]) -> Placement {
             if at + size <= offsets[p] {
                 break;
             }
-            at = at.max(offsets[p] + round(q.bytes));
+            at = at.max(offsets[p] + place_bytes(q.bytes));
         }
         offsets[i] = at;
         total = total.max(at + size);
@@ -105,7 +84,7 @@ fn in_order_of_birth(buffers: &[Lifetime]) -> Placement {
         }
     };
     for i in order {
-        let (b, size) = (buffers[i], round(buffers[i].bytes));
+        let (b, size) = (buffers[i], place_bytes(buffers[i].bytes));
         while let Some(&std::cmp::Reverse((death, at, bytes))) = alive.peek() {
             if death >= b.birth {
                 break;
@@ -145,7 +124,25 @@ fn in_order_of_birth(buffers: &[Lifetime]) -> Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use autoshard_ir::tensor::ALIGN;
     use proptest::prelude::*;
+
+    /// The largest sum of bytes alive at once: no placement can be smaller.
+    fn lower_bound(buffers: &[Lifetime]) -> u64 {
+        let mut events: Vec<(usize, i64)> = Vec::new();
+        for b in buffers {
+            events.push((b.birth, place_bytes(b.bytes) as i64));
+            events.push((b.death + 1, -(place_bytes(b.bytes) as i64)));
+        }
+        // At equal times deaths (negative) come first.
+        events.sort_unstable();
+        let (mut now, mut peak) = (0i64, 0i64);
+        for (_, delta) in events {
+            now += delta;
+            peak = peak.max(now);
+        }
+        peak as u64
+    }
 
     fn check(buffers: &[Lifetime], p: &Placement) {
         for i in 0..buffers.len() {

@@ -1,7 +1,8 @@
 //! Compiles a plan: graph and assignment in, one program per pipeline stage out.
 //!
 //! [`compile`] runs: the specs of every node ([`partition::node_specs`]), what crosses stages ([`transfer`]), the lists of each stage
-//! ([`partition`]), the schedule ([`schedule`]), what shares memory ([`views`]), places in memory ([`layout`], [`assemble`]), and the runtime's verifier.
+//! ([`partition`]), the schedule ([`schedule`]), what shares memory ([`views`]), places in memory ([`layout`], [`assemble`]).
+//! What it gives passes the runtime's verifier; the caller runs that ([`autoshard_runtime::verify`]).
 
 pub mod assemble;
 pub mod error;
@@ -12,7 +13,7 @@ pub mod schedule;
 pub mod transfer;
 pub mod views;
 
-use autoshard_ir::Graph;
+use autoshard_ir::{Graph, Section};
 use autoshard_planner::assignment::{Assignment, StageId};
 use autoshard_runtime::program::{Job, Port, Rank};
 
@@ -21,7 +22,7 @@ pub use error::CompileError;
 /// Compiles a graph under an assignment.
 ///
 /// # Errors
-/// The assignment does not fit the graph.
+/// The assignment does not fit the graph; an output that needs the whole batch, which is cut.
 pub fn compile(graph: &Graph, a: &Assignment) -> Result<Job, CompileError> {
     let counts = [
         ("node stages", a.stage.len(), graph.nodes.len()),
@@ -34,9 +35,12 @@ pub fn compile(graph: &Graph, a: &Assignment) -> Result<Job, CompileError> {
     if let Some(&(what, got, want)) = counts.iter().find(|(_, got, want)| got != want) {
         return Err(CompileError::Shape { what, got, want });
     }
+    if let Some(output) = needs_whole_batch(graph).filter(|_| a.micro_batches > 1) {
+        return Err(CompileError::NeedsWholeBatch { output, micro_batches: a.micro_batches });
+    }
     let specs = partition::node_specs(graph, a);
     let transfers = transfer::transfers(graph, a, &specs)?;
-    let backward = graph.nodes.iter().any(|n| n.section == autoshard_ir::Section::Backward);
+    let backward = graph.nodes.iter().any(|n| n.section == Section::Backward);
     let mut stages = Vec::with_capacity(a.stages);
     for s in 0..a.stages {
         let stage = partition::stage(graph, a, StageId(s as u16), &specs, &transfers)?;
@@ -52,4 +56,18 @@ pub fn compile(graph: &Graph, a: &Assignment) -> Result<Job, CompileError> {
         outputs: graph.outputs.iter().map(|o| port(&o.name, o.value, o.batch_dim)).collect(),
         ranks: (0..(a.stages * a.mesh.ranks()) as u32).map(Rank).collect(),
     })
+}
+
+/// An output of the forward pass that depends on the batch and has no dim along which micro-batches could be joined.
+fn needs_whole_batch(graph: &Graph) -> Option<String> {
+    let mut depends = vec![false; graph.values.len()];
+    for x in graph.inputs.iter().filter(|x| x.batch_dim.is_some()) {
+        depends[x.value.index()] = true;
+    }
+    for n in graph.nodes.iter().filter(|n| n.section == Section::Forward) {
+        if n.inputs.iter().any(|v| depends[v.index()]) {
+            n.outputs.iter().for_each(|v| depends[v.index()] = true);
+        }
+    }
+    graph.outputs.iter().find(|o| o.batch_dim.is_none() && depends[o.value.index()]).map(|o| o.name.clone())
 }

@@ -1,7 +1,7 @@
 //! What the arena of each stage holds, by category. The total is the arena's size, so it is exact.
 
 use autoshard_ir::graph::StateKind;
-use autoshard_runtime::program::{Instr, Job, Program, Region};
+use autoshard_runtime::program::{Instr, Job, Program, Region, place_bytes};
 
 /// Bytes of one rank's arena, by what they are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -38,9 +38,6 @@ fn stage(p: &Program) -> StageMemory {
         workspace: p.scratch_bytes,
         ..StageMemory::default()
     };
-    let size = |b: &autoshard_runtime::program::Buffer| {
-        (b.ty.bytes() as u64).max(1).next_multiple_of(autoshard_ir::tensor::ALIGN as u64)
-    };
     let sums: std::collections::BTreeSet<u32> = [&p.forward, &p.backward]
         .into_iter()
         .flatten()
@@ -59,7 +56,7 @@ fn stage(p: &Program) -> StageMemory {
             None if here.iter().any(|i| sums.contains(i)) => &mut m.gradients,
             None => &mut m.constants,
         };
-        *slot += size(&p.buffers[here[0] as usize]);
+        *slot += place_bytes(p.buffers[here[0] as usize].bytes());
     }
     m
 }

@@ -10,7 +10,7 @@
 //!
 //! Buffers have no place yet: see [`crate::assemble`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use autoshard_ir::graph::{Def, Section};
@@ -21,7 +21,7 @@ use autoshard_planner::spec::Spec;
 use autoshard_runtime::program::{Axis, Buffer, BufferId, Instr, List, Region, StateSlot};
 
 use crate::error::CompileError;
-use crate::transfer::Transfers;
+use crate::transfer::{Transfers, list_of};
 
 /// Specs of the operands and results of a node under its strategy.
 #[derive(Debug, Clone)]
@@ -178,7 +178,6 @@ impl Partition<'_> {
         for s in self.graph.state_ids() {
             let state = self.graph.state(s);
             let home = self.a.home[s.index()];
-            let transfers = self.transfers.of.get(&state.read).cloned().unwrap_or_default();
             if home == self.stage {
                 let spec = self.a.storage(s).clone();
                 let buffer = self.buffer(state.read, &spec, Lasting::Persistent)?;
@@ -188,11 +187,10 @@ impl Partition<'_> {
                 };
                 self.out.states.push(StateSlot { name: state.name.clone(), kind: state.kind, buffer, init });
                 self.add_version(state.read, spec, buffer, true);
-                for (to, t) in &transfers {
-                    let input = self.get(state.read, &t.spec)?;
-                    self.push(Instr::Send { input, to: to.0.into(), tag: t.tag });
-                }
-            } else if let Some(t) = transfers.get(&self.stage) {
+                // Here, before the step changes it.
+                self.fetch(state.read)?;
+                self.send(state.read)?;
+            } else if let Some(t) = self.transfers.of.get(&state.read).and_then(|m| m.get(&self.stage)).cloned() {
                 let output = self.buffer(state.read, &t.spec, Lasting::Persistent)?;
                 self.push(Instr::Recv { output, from: home.0.into(), tag: t.tag });
                 self.add_version(state.read, t.spec.clone(), output, true);
@@ -205,8 +203,12 @@ impl Partition<'_> {
     fn section(&mut self, section: Section) -> Result<(), CompileError> {
         let last_use = self.last_reads_of_states(section);
         let mut pending: Vec<(usize, autoshard_ir::StateId, BufferId)> = Vec::new();
-        if section == Section::Update {
-            self.send_sums()?;
+        match section {
+            Section::Forward if self.stage == StageId(0) => {
+                self.fetch_unmade(|d| matches!(d, Def::Input(_) | Def::Const(_)))?;
+            }
+            Section::Update => self.sums()?,
+            _ => {}
         }
         for id in self.graph.node_ids() {
             let n = self.graph.node(id);
@@ -214,20 +216,16 @@ impl Partition<'_> {
                 continue;
             }
             self.node(id)?;
-            if self.a.everywhere[id.index()] && self.a.stage[id.index()] != self.stage {
-                continue;
-            }
-            for &v in &n.outputs {
-                self.fetch(v)?;
-                if n.op.name() != "Accumulate" {
+            // Of a node that runs on several stages, one delivers.
+            if self.a.stage[id.index()] == self.stage && !n.is_accumulate() {
+                for &v in &n.outputs {
+                    self.fetch(v)?;
                     self.send(v)?;
                 }
             }
             self.writes(id.index(), &n.outputs, &last_use, &mut pending)?;
         }
-        if section == Section::Update {
-            self.late_update(&mut pending)?;
-        }
+        self.made_elsewhere(&mut pending)?;
         for (_, s, new) in pending {
             self.write(s, new)?;
         }
@@ -243,7 +241,7 @@ impl Partition<'_> {
         for (i, &v) in n.inputs.iter().enumerate() {
             inputs.push(self.get(v, &specs.inputs[i])?);
         }
-        if n.op.name() == "Accumulate" {
+        if n.is_accumulate() {
             let (v, spec) = (n.outputs[0], specs.outputs[0].clone());
             let buffer = if self.a.micro_batches == 1 {
                 inputs[0]
@@ -266,12 +264,13 @@ impl Partition<'_> {
         Ok(())
     }
 
-    /// Sends the sums over micro-batches that other stages need.
-    fn send_sums(&mut self) -> Result<(), CompileError> {
+    /// Sums over micro-batches, complete now: to other stages and to the caller.
+    fn sums(&mut self) -> Result<(), CompileError> {
         for id in self.graph.node_ids() {
             let n = self.graph.node(id);
-            if n.op.name() == "Accumulate" && self.a.stage[id.index()] == self.stage {
+            if n.is_accumulate() && self.a.stage[id.index()] == self.stage {
                 self.send(n.outputs[0])?;
+                self.fetch(n.outputs[0])?;
             }
         }
         Ok(())
@@ -288,15 +287,19 @@ impl Partition<'_> {
 
     /// Gives a value to the caller, if it is an output; partial sums are combined first.
     fn fetch(&mut self, v: ValueId) -> Result<(), CompileError> {
-        let accumulated = self.list != List::Update
-            && self.graph.producer(v).is_some_and(|n| self.graph.node(n).op.name() == "Accumulate");
         for (port, o) in self.graph.outputs.iter().enumerate() {
-            if o.value == v && !accumulated {
+            if o.value == v {
                 let input = self.whole(v)?;
                 self.push(Instr::Fetch { input, port });
             }
         }
         Ok(())
+    }
+
+    /// Gives outputs that no node makes to the caller.
+    fn fetch_unmade(&mut self, of: impl Fn(&Def) -> bool) -> Result<(), CompileError> {
+        let values: BTreeSet<ValueId> = self.graph.outputs.iter().map(|o| o.value).collect();
+        values.into_iter().filter(|v| of(&self.graph.value(*v).def)).try_for_each(|v| self.fetch(v))
     }
 
     /// A version of a value that is not partial, sharded as it is.
@@ -305,7 +308,10 @@ impl Partition<'_> {
             Some(x) => x.spec.clone(),
             None => match self.visible(v).first() {
                 Some(x) => Spec { dims: x.spec.dims.clone(), partial: Vec::new() },
-                None => Spec::replicated(self.graph.ty(v).rank()),
+                None => match self.graph.value(v).def {
+                    Def::Input(port) => self.a.inputs[port].clone(),
+                    _ => Spec::replicated(self.graph.ty(v).rank()),
+                },
             },
         };
         self.get(v, &spec)
@@ -360,40 +366,23 @@ impl Partition<'_> {
         Ok(())
     }
 
-    /// In `Update`: sums over micro-batches that go to other stages or to the caller, outputs and new contents that no
-    /// node of this section makes.
-    fn late_update(&mut self, pending: &mut Vec<(usize, autoshard_ir::StateId, BufferId)>) -> Result<(), CompileError> {
-        for id in self.graph.node_ids() {
-            let n = self.graph.node(id);
-            if n.op.name() == "Accumulate" && self.a.stage[id.index()] == self.stage {
-                self.fetch(n.outputs[0])?;
-            }
-        }
-        for (port, o) in self.graph.outputs.iter().enumerate() {
-            let here = match self.graph.value(o.value).def {
-                Def::State(s) => self.a.home[s.index()] == self.stage,
-                Def::Node(..) => false,
-                _ => self.stage == StageId(0),
-            };
-            if here {
-                let input = self.whole(o.value)?;
-                self.push(Instr::Fetch { input, port });
-            }
-        }
+    /// New contents of states that no node of this stage makes: those that come from other stages in the current list,
+    /// and in `Update` those that no node makes.
+    fn made_elsewhere(
+        &mut self,
+        pending: &mut Vec<(usize, autoshard_ir::StateId, BufferId)>,
+    ) -> Result<(), CompileError> {
         for s in self.graph.state_ids() {
             let state = self.graph.state(s);
-            let Some(w) = state.write else { continue };
-            let made = self.graph.producer(w).is_some_and(|n| self.graph.node(n).section != Section::Update)
-                || self.graph.producer(w).is_none();
-            let elsewhere = self.transfers.of.get(&w).is_some_and(|m| m.contains_key(&self.stage));
-            if self.a.home[s.index()] == self.stage && w != state.read && (made || elsewhere) {
-                let done = self.graph.producer(w).is_some_and(|n| {
-                    self.graph.node(n).op.name() != "Accumulate" && self.transfers.runs[n.index()].contains(&self.stage)
-                });
-                if !done {
-                    let new = self.get(w, self.a.storage(s))?;
-                    pending.push((0, s, new));
-                }
+            let at_home = self.a.home[s.index()] == self.stage;
+            let Some(w) = state.write.filter(|w| *w != state.read && at_home) else { continue };
+            let due = match self.graph.producer(w) {
+                Some(n) => list_of(self.graph, n) == self.list && !self.transfers.runs[n.index()].contains(&self.stage),
+                None => self.list == List::Update,
+            };
+            if due {
+                let new = self.get(w, self.a.storage(s))?;
+                pending.push((0, s, new));
             }
         }
         Ok(())
@@ -512,9 +501,9 @@ impl Partition<'_> {
                     // Now there is a whole version that the frame keeps.
                 } else {
                     return Err(CompileError::Unavailable {
-                        node: self.graph.producer(v).unwrap_or(NodeId(0)),
-                        value: v,
-                        reason: format!("it is made in {:?}, but wanted in the {:?} list", from, self.list),
+                        value: self.place(v),
+                        stage: self.stage.0.into(),
+                        list: self.list,
                     });
                 }
             }

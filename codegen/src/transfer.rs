@@ -34,13 +34,24 @@ pub struct Transfers {
     pub runs: Vec<Vec<StageId>>,
 }
 
+/// The spec in which a value first lies; `None` for constants, which are written as they are wanted.
+pub fn made(graph: &Graph, a: &Assignment, specs: &[NodeSpecs], v: ValueId) -> Option<Spec> {
+    match graph.value(v).def {
+        Def::State(s) => Some(a.storage(s).clone()),
+        Def::Node(n, i) => Some(specs[n.index()].outputs[i].clone()),
+        Def::Input(port) => Some(a.inputs[port].clone()),
+        Def::Const(_) => None,
+    }
+}
+
 /// The stage that has a value, and the spec it has there; `None` where every stage makes it by itself.
 pub fn home(graph: &Graph, a: &Assignment, specs: &[NodeSpecs], v: ValueId) -> Option<(StageId, Spec)> {
-    match graph.value(v).def {
-        Def::State(s) => Some((a.home[s.index()], a.storage(s).clone())),
-        Def::Node(n, i) if !a.everywhere[n.index()] => Some((a.stage[n.index()], specs[n.index()].outputs[i].clone())),
-        _ => None,
-    }
+    let stage = match graph.value(v).def {
+        Def::State(s) => a.home[s.index()],
+        Def::Node(n, _) if !a.everywhere[n.index()] => a.stage[n.index()],
+        _ => return None,
+    };
+    made(graph, a, specs, v).map(|spec| (stage, spec))
 }
 
 /// Finds what crosses stages.
@@ -52,9 +63,10 @@ pub fn transfers(graph: &Graph, a: &Assignment, specs: &[NodeSpecs]) -> Result<T
             let mut stages: Vec<StageId> = Vec::new();
             for &v in &graph.node(id).outputs {
                 stages.extend(uses[v.index()].iter().flat_map(|c| runs[c.index()].iter().copied()));
-                if graph.outputs.iter().any(|o| o.value == v) || graph.states.iter().any(|s| s.write == Some(v)) {
+                if graph.outputs.iter().any(|o| o.value == v) {
                     stages.push(a.stage[id.index()]);
                 }
+                stages.extend(graph.states.iter().zip(&a.home).filter(|(s, _)| s.write == Some(v)).map(|(_, h)| *h));
             }
             stages.sort();
             stages.dedup();
@@ -102,7 +114,7 @@ pub fn transfers(graph: &Graph, a: &Assignment, specs: &[NodeSpecs]) -> Result<T
 fn number(graph: &Graph, of: &mut BTreeMap<ValueId, BTreeMap<StageId, Transfer>>) {
     let order = |v: &ValueId| match graph.value(*v).def {
         Def::State(s) => (0, s.index(), 0),
-        Def::Node(n, i) => (if graph.node(n).op.name() == "Accumulate" { 1 } else { 2 }, n.index(), i),
+        Def::Node(n, i) => (if graph.node(n).is_accumulate() { 1 } else { 2 }, n.index(), i),
         _ => (3, 0, 0),
     };
     let mut values: Vec<ValueId> = of.keys().copied().collect();
@@ -118,9 +130,9 @@ fn number(graph: &Graph, of: &mut BTreeMap<ValueId, BTreeMap<StageId, Transfer>>
 
 /// The list that a node is in. An `Accumulate` is in its section's list, but what it gives is there after the last
 /// micro-batch only, so it crosses stages in `Update`.
-fn list_of(graph: &Graph, n: NodeId) -> List {
+pub fn list_of(graph: &Graph, n: NodeId) -> List {
     let node = graph.node(n);
-    if node.op.name() == "Accumulate" {
+    if node.is_accumulate() {
         return List::Update;
     }
     match node.section {

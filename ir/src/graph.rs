@@ -102,6 +102,13 @@ pub struct Node {
     pub of: Option<NodeId>,
 }
 
+impl Node {
+    /// Whether it is the sum of its operand over micro-batches.
+    pub fn is_accumulate(&self) -> bool {
+        self.op.name() == crate::verify::ACCUMULATE
+    }
+}
+
 /// When a node runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Section {

@@ -145,7 +145,7 @@ impl Check<'_> {
                     self.say(self.node_place(id), format!("operand {i} ({v}) {reason}"));
                 }
             }
-            if n.op.name() == ACCUMULATE && n.section == Section::Update {
+            if n.is_accumulate() && n.section == Section::Update {
                 self.say(self.node_place(id), "accumulates over micro-batches in the Update section, which runs once");
             }
             if sound {
@@ -177,7 +177,7 @@ impl Check<'_> {
             }
             Def::Node(p, _) => g.nodes.get(p.index())?,
         };
-        let sum = from.op.name() == ACCUMULATE;
+        let sum = from.is_accumulate();
         if from.section == Section::Update {
             return (section != Section::Update).then(|| "is made in the Update section, after this one".into());
         }

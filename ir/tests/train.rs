@@ -7,7 +7,7 @@ use std::sync::Arc;
 use autoshard_ir::graph::{Def, Graph, Section, ValueId};
 use autoshard_ir::tensor::{Tensor, Type};
 use autoshard_ir::train::{self, Loss, Optimizer, Precision, TrainError, TrainOptions, micro_batchable, train_step};
-use autoshard_ir::{DType, convert, interp, ops, text, verify};
+use autoshard_ir::{Builder, DType, convert, interp, ops, text, verify};
 
 /// A two-layer network on f64, with the mean cross-entropy over valid labels as import emits it.
 const MLP: &str = r#"graph "mlp" {
@@ -282,6 +282,26 @@ fn what_needs_the_whole_batch_is_named() {
         report += "\n";
     }
     insta::assert_snapshot!(report);
+}
+
+/// Picking by index keeps samples apart where each index names its own place, and only there.
+#[test]
+fn samples_picked_by_their_own_index_stay_apart() {
+    use autoshard_ir::op::{Attr, Op};
+    let picked = |indices: [i64; 4]| {
+        let mut b = Builder::new("picked");
+        let x = b.input("x", Type::new(DType::F32, [2, 3]), Some(0));
+        let indices = b.constant(Tensor::i64([2, 2], &indices));
+        let row = b.emit1(Op::new(&ops::gather_nd::GATHER_ND).int("batch_dims", 0), &[x, indices]).unwrap();
+        let scatter = Op::new(&ops::scatter::SCATTER_ND).with("reduction", Attr::Str("none".into()));
+        let shifted = b.emit1(scatter, &[x, indices, row]).unwrap();
+        b.output("row", row, Some(0));
+        b.output("shifted", shifted, Some(0));
+        micro_batchable(&b.finish())
+    };
+    picked([0, 2, 1, 0]).unwrap();
+    assert!(picked([1, 2, 0, 0]).is_err(), "of another sample");
+    assert!(picked([0, 2, 0, 0]).is_err(), "of the first sample only");
 }
 
 #[test]

@@ -94,7 +94,9 @@ impl Execution {
             notes.push(format!("an estimate: {what} overlaps with compute; `run` does one after the other"));
         }
         if self.kernels == Kernels::Compiled {
-            notes.push("an estimate: neighbouring operators bound by memory are one kernel; `run` executes one by one".into());
+            notes.push(
+                "an estimate: neighbouring operators bound by memory are one kernel; `run` executes one by one".into(),
+            );
         }
         notes
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use autoshard_cost_models::{Cluster, ClusterError};
 use autoshard_ir::factor::{FactorId, FactorRule};
-use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::fuse::Forms;
+use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::onnx::{Bindings, ImportErrors, Model};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -294,8 +294,10 @@ pub fn bindings(model: &Model, workload: &Workload, batch: usize) -> Bindings {
 /// # Errors
 /// As [`Model::instantiate`].
 pub fn forward_graph(model: &Model, workload: &Workload, batch: usize) -> Result<Graph, ImportErrors> {
-    let forms =
-        Forms { attention: workload.attention == AttentionChoice::Fused, composites: workload.operators == Operators::Fused };
+    let forms = Forms {
+        attention: workload.attention == AttentionChoice::Fused,
+        composites: workload.operators == Operators::Fused,
+    };
     model.instantiate_with(&bindings(model, workload, batch), forms)
 }
 
@@ -458,8 +460,7 @@ impl Plan {
             });
         }
         let batch = self.workload.global_batch / self.pipeline.micro_batches.max(1);
-        let graph =
-            forward_graph(model, &self.workload, batch).map_err(|e| PlanError::Graph(e.to_string()))?;
+        let graph = forward_graph(model, &self.workload, batch).map_err(|e| PlanError::Graph(e.to_string()))?;
         self.resolve_graph(&graph)
     }
 

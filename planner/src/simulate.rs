@@ -174,15 +174,7 @@ struct Simulation<'a> {
 impl<'a> Simulation<'a> {
     fn new(graph: &'a Graph, blocks: &'a Blocks, a: &'a Assignment, times: &Times<'_>) -> Simulation<'a> {
         let classes = Classes::new(graph, blocks, times.execution().kernels);
-        Simulation {
-            graph,
-            blocks,
-            a,
-            classes,
-            rules: HashMap::new(),
-            computed: HashMap::new(),
-            made: HashMap::new(),
-        }
+        Simulation { graph, blocks, a, classes, rules: HashMap::new(), computed: HashMap::new(), made: HashMap::new() }
     }
     fn once(&self, n: NodeId) -> bool {
         self.classes.once(self.blocks.node_class[n.index()] as usize)

@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use autoshard_ir::{Tensor, Type};
+
 /// A box common to two dense tensors, of which it lies at different places.
 #[derive(Debug, Clone)]
 pub struct BoxCopy<'a> {
@@ -83,6 +85,15 @@ pub fn copy(c: &BoxCopy<'_>, from: &[u8], to: &mut [u8]) {
 pub fn cut(from: &[u8], from_dims: &[usize], origin: &[usize], to: &mut [u8], dims: &[usize], element: usize) {
     let zero = vec![0; dims.len()];
     copy(&BoxCopy { dims, from_dims, from_origin: origin, to_dims: dims, to_origin: &zero, element }, from, to);
+}
+
+/// A box of a tensor.
+pub fn part(t: &Tensor, region: &[Range<usize>]) -> Tensor {
+    let origin: Vec<usize> = region.iter().map(|r| r.start).collect();
+    let dims: Vec<usize> = region.iter().map(|r| r.end - r.start).collect();
+    let mut out = Tensor::zeros(Type::new(t.dtype(), dims.clone()));
+    cut(t.bytes(), t.dims(), &origin, out.bytes_mut(), &dims, t.dtype().size());
+    out
 }
 
 /// Copies a dense box into a tensor: the inverse of [`cut`].

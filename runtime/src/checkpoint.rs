@@ -1,13 +1,14 @@
 //! Checkpoints: all states, unsharded, in safetensors files of bounded size with an index; loadable under any sharding.
 //!
 //! ```text
-//! DIR/latest.json                        {"version": 1, "checkpoint": "step-00000012"}
-//! DIR/step-00000012/index.json           step count, and per state its file
+//! DIR/latest.json                        {"version": 2, "checkpoint": "step-00000012", "sha256": of its index.json}
+//! DIR/step-00000012/index.json           step count, sha256 of each file, and per state its kind and file
 //! DIR/step-00000012/states-00001.safetensors ...
 //! ```
 //!
 //! Invariant: whatever `latest.json` names is complete. Files are written and synced in a directory of another name, which
-//! is then renamed; `latest.json` is replaced by a rename, last. A crash leaves at most a directory that begins with `.tmp-`.
+//! is then renamed to one that nothing has; `latest.json` is replaced by a rename, last. An earlier checkpoint of the same
+//! step is removed after that. A crash leaves at most a directory that nothing names.
 //! At most one file's worth of states is in memory at a time.
 
 use std::collections::BTreeMap;
@@ -16,11 +17,14 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use autoshard_ir::graph::StateKind;
 use autoshard_ir::{Tensor, Type};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::boxes;
+use crate::files;
 use crate::session::{Session, SessionError};
 use crate::tensors;
 
@@ -53,7 +57,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A checkpoint of another model or optimizer.
-    #[error("the checkpoint {} does not fit the model: {}", path.display(), reasons.join("; "))]
+    #[error("the checkpoint {} does not fit: {}", path.display(), first(reasons))]
     Unfit {
         /// Which.
         path: PathBuf,
@@ -65,10 +69,22 @@ pub enum CheckpointError {
     Session(#[from] SessionError),
 }
 
+/// The first reasons, and how many more there are.
+fn first(reasons: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let mut text = reasons[..reasons.len().min(SHOWN)].join("; ");
+    if reasons.len() > SHOWN {
+        text += &format!("; and {} more", reasons.len() - SHOWN);
+    }
+    text
+}
+
 #[derive(Serialize, Deserialize)]
 struct Latest {
     version: u32,
     checkpoint: String,
+    /// Of its index.
+    sha256: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -76,28 +92,28 @@ struct Index {
     version: u32,
     /// Steps run.
     steps: u64,
-    /// Per state: its file.
-    states: BTreeMap<String, String>,
+    /// Per file: its sha256.
+    files: BTreeMap<String, String>,
+    /// Per state: what and where.
+    states: BTreeMap<String, StateEntry>,
 }
 
-const VERSION: u32 = 1;
+#[derive(Serialize, Deserialize)]
+struct StateEntry {
+    /// An optimizer's, which only training with that optimizer has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    optimizer: bool,
+    file: String,
+}
+
+const VERSION: u32 = 2;
 
 fn io(path: &Path) -> impl Fn(std::io::Error) -> CheckpointError + '_ {
     move |source| CheckpointError::Io { path: path.into(), source }
 }
 
-/// Writes a file that is complete or absent: to a temporary file beside it, synced, then renamed.
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    let mut temporary = tempfile::NamedTempFile::new_in(dir).map_err(io(dir))?;
-    temporary.write_all(bytes).and_then(|()| temporary.as_file().sync_all()).map_err(io(path))?;
-    temporary.persist(path).map_err(|e| CheckpointError::Io { path: path.into(), source: e.error })?;
-    sync_dir(dir)
-}
-
-/// Makes renames in a directory durable.
-fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(io(dir))
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Writes a checkpoint of all states under `dir`, and returns its directory. Earlier ones stay, except of the same step.
@@ -114,8 +130,9 @@ pub fn save(session: &mut Session, dir: &Path) -> Result<PathBuf, CheckpointErro
 /// As `save`.
 pub fn save_in_files_of(session: &mut Session, dir: &Path, limit: u64) -> Result<PathBuf, CheckpointError> {
     fs::create_dir_all(dir).map_err(io(dir))?;
-    let building = tempfile::Builder::new().prefix(".tmp-").tempdir_in(dir).map_err(io(dir))?;
-    let mut index = Index { version: VERSION, steps: session.steps(), states: BTreeMap::new() };
+    let building = files::building(dir).map_err(io(dir))?;
+    let kinds = session.state_kinds();
+    let mut index = Index { version: VERSION, steps: session.steps(), files: BTreeMap::new(), states: BTreeMap::new() };
     let mut files: Vec<Vec<String>> = Vec::new();
     let mut filled = u64::MAX;
     for (name, ty) in session.state_types() {
@@ -134,34 +151,49 @@ pub fn save_in_files_of(session: &mut Session, dir: &Path, limit: u64) -> Result
         let mut states = Vec::new();
         for name in names {
             states.push((name.clone(), session.state(name)?));
-            index.states.insert(name.clone(), file.clone());
+            let optimizer = kinds.get(name) == Some(&StateKind::Optimizer);
+            index.states.insert(name.clone(), StateEntry { optimizer, file: file.clone() });
         }
         let path = building.path().join(&file);
         let bytes = tensors::to_safetensors(&states)
             .map_err(|reason| CheckpointError::Damaged { path: path.clone(), reason })?;
         let mut out = File::create(&path).map_err(io(&path))?;
         out.write_all(&bytes).and_then(|()| out.sync_all()).map_err(io(&path))?;
+        index.files.insert(file, sha256(&bytes));
     }
     let path = building.path().join("index.json");
-    json(&index)
-        .and_then(|text| fs::write(&path, text))
-        .and_then(|()| File::open(&path)?.sync_all())
-        .map_err(io(&path))?;
-    sync_dir(building.path())?;
-    let name = format!("step-{:08}", session.steps());
+    let text = json(&index).map_err(io(&path))?;
+    files::write(&path, &text).map_err(io(&path))?;
+    let step = format!("step-{:08}", session.steps());
+    let earlier = of_step(dir, &step).map_err(io(dir))?;
+    let name = (0u32..)
+        .map(|n| if n == 0 { step.clone() } else { format!("{step}.{n}") })
+        .find(|name| !dir.join(name).exists())
+        .expect("a folder has finitely many entries");
     let target = dir.join(&name);
-    if target.exists() {
-        // Of the same step: moved away whole, so that a crash leaves either the old or the new one.
-        let old = tempfile::Builder::new().prefix(".tmp-").tempdir_in(dir).map_err(io(dir))?;
-        fs::rename(&target, old.path().join("old")).map_err(io(&target))?;
-        fs::rename(building.path(), &target).map_err(io(&target))?;
-    } else {
-        fs::rename(building.path(), &target).map_err(io(&target))?;
-    }
-    sync_dir(dir)?;
+    fs::rename(building.path(), &target).map_err(io(&target))?;
+    files::sync_dir(dir).map_err(io(dir))?;
     let latest = dir.join("latest.json");
-    write_atomically(&latest, &json(&Latest { version: VERSION, checkpoint: name }).map_err(io(&latest))?)?;
+    let named = json(&Latest { version: VERSION, checkpoint: name, sha256: sha256(&text) }).map_err(io(&latest))?;
+    files::write(&latest, &named).map_err(io(&latest))?;
+    for old in earlier {
+        fs::remove_dir_all(&old).map_err(io(&old))?;
+    }
     Ok(target)
+}
+
+/// The checkpoints of a step: `step-00000012`, `step-00000012.1`, ...
+fn of_step(dir: &Path, step: &str) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        if name.strip_prefix(step).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) && path.is_dir() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 fn json(x: &impl Serialize) -> Result<Vec<u8>, std::io::Error> {
@@ -176,53 +208,83 @@ pub struct Checkpoint {
     dir: PathBuf,
     steps: u64,
     files: BTreeMap<String, memmap2::Mmap>,
-    states: BTreeMap<String, (Type, String)>,
+    states: BTreeMap<String, State>,
 }
 
-fn parse<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, CheckpointError> {
-    let text = fs::read(path).map_err(io(path))?;
-    serde_json::from_slice(&text)
-        .map_err(|e| CheckpointError::Damaged { path: path.into(), reason: format!("is not a checkpoint's: {e}") })
+#[derive(Debug)]
+struct State {
+    ty: Type,
+    optimizer: bool,
+    file: String,
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(path: &Path, text: &[u8]) -> Result<T, CheckpointError> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
+    let syntax = |e| damaged(format!("is not a checkpoint's: {e}"));
+    let head: Head = serde_json::from_slice(text).map_err(syntax)?;
+    if head.version != VERSION {
+        return Err(damaged(format!("has version {}, this program reads {VERSION}", head.version)));
+    }
+    serde_json::from_slice(text).map_err(syntax)
+}
+
+/// Refuses what is not as it was written.
+fn intact(path: &Path, bytes: &[u8], sha256_written: &str) -> Result<(), CheckpointError> {
+    let found = sha256(bytes);
+    if found == sha256_written {
+        return Ok(());
+    }
+    let reason = format!("has sha256 {found}, it was written with {sha256_written}: use another checkpoint");
+    Err(CheckpointError::Damaged { path: path.into(), reason })
 }
 
 impl Checkpoint {
-    /// Opens the latest checkpoint under `dir`, or `dir` itself when it is one.
+    /// Opens the latest checkpoint under `dir`, or `dir` itself when it is one, and reads all of it once to see that it is
+    /// as it was written.
     ///
     /// # Errors
-    /// None there; files that are damaged or of a later version.
+    /// None there; files that are damaged or of another version.
     pub fn open(dir: &Path) -> Result<Checkpoint, CheckpointError> {
         let damaged = |path: &Path, reason: String| CheckpointError::Damaged { path: path.into(), reason };
-        let version = |path: &Path, v: u32| {
-            let reason = format!("has version {v}, this program reads {VERSION}");
-            if v == VERSION { Ok(()) } else { Err(damaged(path, reason)) }
-        };
         let mut dir = dir.to_path_buf();
+        let mut written = None;
         if !dir.join("index.json").exists() {
             let path = dir.join("latest.json");
             if !path.exists() {
                 return Err(CheckpointError::Absent { path: dir });
             }
-            let latest: Latest = parse(&path)?;
-            version(&path, latest.version)?;
+            let latest: Latest = parse(&path, &fs::read(&path).map_err(io(&path))?)?;
             dir.push(plain(&latest.checkpoint).ok_or_else(|| damaged(&path, "names no directory beside it".into()))?);
+            written = Some(latest.sha256);
         }
         let path = dir.join("index.json");
-        let index: Index = parse(&path)?;
-        version(&path, index.version)?;
+        let text = fs::read(&path).map_err(io(&path))?;
+        if let Some(written) = &written {
+            intact(&path, &text, written)?;
+        }
+        let index: Index = parse(&path, &text)?;
         let mut files = BTreeMap::new();
+        for (file, written) in &index.files {
+            let at = dir.join(plain(file).ok_or_else(|| damaged(&path, format!("`{file}` is not a file beside it")))?);
+            let open = File::open(&at).map_err(io(&at))?;
+            // SAFETY: the map is only read; complete checkpoints are not changed.
+            let map = unsafe { memmap2::Mmap::map(&open) }.map_err(io(&at))?;
+            intact(&at, &map, written)?;
+            files.insert(file.clone(), map);
+        }
         let mut states = BTreeMap::new();
-        for (name, file) in index.states {
-            let at = dir.join(plain(&file).ok_or_else(|| damaged(&path, format!("`{file}` is not a file beside it")))?);
-            if !files.contains_key(&file) {
-                let open = File::open(&at).map_err(io(&at))?;
-                // SAFETY: the map is only read; complete checkpoints are not changed.
-                files.insert(file.clone(), unsafe { memmap2::Mmap::map(&open) }.map_err(io(&at))?);
-            }
-            let parsed = SafeTensors::deserialize(&files[&file]).map_err(|e| damaged(&at, e.to_string()))?;
+        for (name, StateEntry { optimizer, file }) in index.states {
+            let at = dir.join(&file);
+            let map = files.get(&file).ok_or_else(|| damaged(&path, format!("has no sha256 of `{file}`")))?;
+            let parsed = SafeTensors::deserialize(map).map_err(|e| damaged(&at, e.to_string()))?;
             let view = parsed.tensor(&name).map_err(|e| damaged(&at, format!("state `{name}`: {e}")))?;
             let dtype = tensors::from_safetensors_dtype(view.dtype())
                 .ok_or_else(|| damaged(&at, format!("state `{name}` has element type {:?}", view.dtype())))?;
-            states.insert(name, (Type::new(dtype, view.shape()), file));
+            states.insert(name, State { ty: Type::new(dtype, view.shape()), optimizer, file });
         }
         Ok(Checkpoint { dir, steps: index.steps, files, states })
     }
@@ -234,7 +296,7 @@ impl Checkpoint {
 
     /// Its states and their types.
     pub fn states(&self) -> impl Iterator<Item = (&str, &Type)> {
-        self.states.iter().map(|(n, (t, _))| (n.as_str(), t))
+        self.states.iter().map(|(n, s)| (n.as_str(), &s.ty))
     }
 
     /// A box of a state.
@@ -243,7 +305,7 @@ impl Checkpoint {
     /// An unknown name, a box outside the state.
     pub fn read(&self, name: &str, region: &[Range<usize>]) -> Result<Tensor, CheckpointError> {
         let damaged = |reason: String| CheckpointError::Damaged { path: self.dir.clone(), reason };
-        let (ty, file) = self.states.get(name).ok_or_else(|| damaged(format!("has no state `{name}`")))?;
+        let State { ty, file, .. } = self.states.get(name).ok_or_else(|| damaged(format!("has no state `{name}`")))?;
         let inside =
             region.len() == ty.rank() && region.iter().zip(&ty.dims).all(|(r, d)| r.start <= r.end && r.end <= *d);
         if !inside {
@@ -258,7 +320,8 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// Replaces all states of a session, under whatever sharding, and its step count.
+    /// Replaces all states of a session, under whatever sharding, and its step count. A session that does not train takes
+    /// the parameters and leaves the optimizer's states.
     ///
     /// # Errors
     /// States that one has and the other has not, or of other types, before anything is replaced.
@@ -268,12 +331,13 @@ impl Checkpoint {
         for (name, ty) in &wanted {
             match self.states.get(name) {
                 None => reasons.push(format!("it lacks state `{name}`")),
-                Some((t, _)) if t != ty => reasons.push(format!("its state `{name}` is {t}, the model's {ty}")),
+                Some(s) if s.ty != *ty => reasons.push(format!("its state `{name}` is {}, the plan's {ty}", s.ty)),
                 Some(_) => {}
             }
         }
-        let unknown = self.states.keys().filter(|n| !wanted.contains_key(*n));
-        reasons.extend(unknown.map(|n| format!("the model has no state `{n}`")));
+        let trains = session.state_kinds().into_values().any(|k| k == StateKind::Optimizer);
+        let unknown = self.states.iter().filter(|(n, s)| !wanted.contains_key(*n) && (trains || !s.optimizer));
+        reasons.extend(unknown.map(|(n, _)| format!("the plan has no state `{n}`")));
         if !reasons.is_empty() {
             return Err(CheckpointError::Unfit { path: self.dir.clone(), reasons });
         }

@@ -201,9 +201,7 @@ impl Executor {
         let rank = self.rank();
         for (id, tensor) in &program.constants {
             let b = program.buffer(*id);
-            let mut part = Tensor::zeros(b.ty.clone());
-            let origin = &self.origins[id.0 as usize];
-            boxes::cut(tensor.bytes(), tensor.dims(), origin, part.bytes_mut(), &b.ty.dims, b.ty.dtype.size());
+            let part = boxes::part(tensor, &boxes::ranges(&self.origins[id.0 as usize], &b.ty.dims));
             self.device.upload(part.bytes(), span(program, *id, 0)).map_err(|e| failure(rank, e.to_string()))?;
         }
         for slot in &program.states {
@@ -400,12 +398,12 @@ impl Executor {
             Instr::Send { input, to, tag } => {
                 let to = job.rank_of(*to, &self.coordinates);
                 let mem = self.mem(at(input))?;
-                self.comm.send(to, tag_of(place, *tag), mem)?;
+                self.comm.send(to, Tag::of(place.list, place.micro_batch, *tag), mem)?;
             }
             Instr::Recv { output, from, tag } => {
                 let from = job.rank_of(*from, &self.coordinates);
                 let mem = self.mem(at(output))?;
-                self.comm.recv(from, tag_of(place, *tag), mem)?;
+                self.comm.recv(from, Tag::of(place.list, place.micro_batch, *tag), mem)?;
             }
             Instr::Feed { port, output } => {
                 let mut origin = self.origins[output.0 as usize].clone();
@@ -427,7 +425,7 @@ impl Executor {
                         origin[d] += m * port_of.ty.dims[d];
                         true
                     }
-                    // Equal for all micro-batches: the first one's is taken.
+                    // Does not depend on the batch, as codegen holds: the first one's is taken.
                     (_, m) => m.is_none_or(|m| m == 0),
                 };
                 if wanted && self.delivers(*input) {
@@ -457,13 +455,5 @@ impl Executor {
             return Err(Fault::Here(format!("operand {input:?} and result {output:?} overlap")));
         }
         Ok((group, self.mem(input)?, self.mem(output)?))
-    }
-}
-
-fn tag_of(place: Place, tag: u32) -> Tag {
-    match (place.list, place.micro_batch) {
-        (List::Prologue, _) => Tag::Prologue(tag),
-        (_, Some(m)) => Tag::MicroBatch(m, tag),
-        (_, None) => Tag::Update(tag),
     }
 }

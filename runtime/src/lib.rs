@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod comm;
 pub mod device;
 pub mod executor;
+pub mod files;
 pub mod memory;
 pub mod program;
 pub mod random;

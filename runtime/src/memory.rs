@@ -1,6 +1,7 @@
 //! How much memory this host has left.
 //!
-//! On Linux: `MemAvailable` of `/proc/meminfo`, and the limit of the control group where one is set. Elsewhere unknown.
+//! On Linux: `MemAvailable` of `/proc/meminfo`, and the limit of the control group where one is seen at its mount (version 2, as in
+//! a container). Elsewhere unknown.
 
 /// Bytes that can still be used without swapping, where that can be known.
 pub fn available() -> Option<u64> {
@@ -33,9 +34,9 @@ fn cgroup(max: &str, current: &str, stat: &str) -> Option<u64> {
 /// Bytes for people: `3.2 GiB`.
 pub fn show(bytes: u64) -> String {
     let mut x = bytes as f64;
-    for unit in ["bytes", "KiB", "MiB", "GiB"] {
+    for unit in ["B", "KiB", "MiB", "GiB"] {
         if x < 1024.0 {
-            return if unit == "bytes" { format!("{bytes} bytes") } else { format!("{x:.1} {unit}") };
+            return if unit == "B" { format!("{bytes} B") } else { format!("{x:.1} {unit}") };
         }
         x /= 1024.0;
     }
@@ -52,7 +53,7 @@ mod tests {
         assert_eq!(meminfo("MemTotal: 9 kB\n"), None);
         assert_eq!(cgroup("max\n", "5\n", ""), None);
         assert_eq!(cgroup("100\n", "50\n", "anon 3\ninactive_file 10\nactive_file 5\n"), Some(65));
-        assert_eq!(show(1023), "1023 bytes");
+        assert_eq!(show(1023), "1023 B");
         assert_eq!(show(3 << 29), "1.5 GiB");
     }
 }

@@ -1,16 +1,16 @@
 //! The program of one pipeline stage: what a rank executes. It is parametric in the rank's coordinates, so all ranks of
-//! a stage share one program, and its size does not depend on the number of ranks or micro-batches.
+//! a stage share one program, and its lists do not depend on the number of ranks or micro-batches.
 //!
-//! A program has three instruction lists, `forward`, `backward` (both run once per micro-batch) and `update` (once per
-//! step), and a schedule that says in which order a stage runs them. Buffers lie in one arena:
+//! A program has four instruction lists, `prologue` (once per step, first), `forward`, `backward` (both run once per
+//! micro-batch) and `update` (once per step, last), and a schedule that says in which order a stage runs them. Buffers lie in one arena:
 //!
 //! ```text
-//! [ persistent | frame 0 | frame 1 | ... | frame slots-1 | scratch ]
+//! [ persistent | frame 0 | frame 1 | ... | frame n-1 | scratch ]
 //! ```
 //!
 //! `persistent` holds states, constants, accumulators and whatever lives for the whole step; a `frame` holds what one
 //! micro-batch in flight keeps from its forward to its backward; `scratch` is reused by every list. Lifetimes inside
-//! each region are laid out by codegen; nothing is allocated after loading.
+//! each region are laid out by codegen; no memory for buffers is allocated after loading.
 //!
 //! With one micro-batch per step, one frame holds everything that is not persistent, laid out over all four lists: then
 //! the prologue, both lists and the update use frame 0, and values pass between them in it.
@@ -28,11 +28,12 @@
 
 use autoshard_ir::factor::ReduceKind;
 use autoshard_ir::graph::StateKind;
+use autoshard_ir::tensor::ALIGN;
 use autoshard_ir::weights::WeightRef;
 use autoshard_ir::{Op, Type};
 use std::sync::Arc;
 
-/// A mesh axis, as an index into [`Program::axes`].
+/// A mesh axis, as an index into [`Job::axes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Axis(pub u8);
 
@@ -106,16 +107,16 @@ pub struct Program {
 pub enum Slot {
     /// The forward list for micro-batch `micro_batch`, in frame `frame`.
     Forward {
-        /** which */
+        /// Which.
         micro_batch: usize,
-        /** where */
+        /// Where.
         frame: usize,
     },
     /// The backward list.
     Backward {
-        /** which */
+        /// Which.
         micro_batch: usize,
-        /** where */
+        /// Where.
         frame: usize,
     },
     /// The update list.
@@ -462,8 +463,13 @@ impl Instr {
     }
 }
 
+/// The bytes of the arena that a buffer of so many bytes takes: places begin at multiples of [`ALIGN`].
+pub fn place_bytes(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(ALIGN as u64)
+}
+
 impl Buffer {
-    /// Bytes it takes.
+    /// Bytes of its elements.
     pub fn bytes(&self) -> u64 {
         self.ty.bytes() as u64
     }

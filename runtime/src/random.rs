@@ -1,4 +1,4 @@
-//! Random weights: what stands in for parameters when their files are absent.
+//! Random numbers, and random weights: what stands in for parameters when their files are absent.
 //!
 //! An element is a function of (seed, name, its index in the unsharded initializer) alone, so every sharding sees the same
 //! values. Matrices and whatever has more dims are normal with deviation [`DEVIATION`]; vectors and scalars (scales,
@@ -19,15 +19,33 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// SplitMix64: a stream of numbers.
+pub struct Stream(pub u64);
+
+impl Stream {
+    /// 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(GOLDEN);
+        mix(self.0)
+    }
+    /// Uniform in `[0, 1)`.
+    pub fn uniform(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The increment of SplitMix64: the golden ratio's fraction of 2^64.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// The key of a name under a seed: FNV-1a, mixed.
 fn key(seed: u64, name: &str) -> u64 {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    mix(hash ^ mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)))
+    mix(hash ^ mix(seed.wrapping_add(GOLDEN)))
 }
 
 /// A standard normal number for element `index`, by Box and Muller's transformation.
 fn normal(key: u64, index: u64) -> f64 {
-    let bits = |i: u64| mix(key.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let bits = |i: u64| mix(key.wrapping_add(i.wrapping_mul(GOLDEN)));
     let unit = |b: u64| ((b >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     let (u, v) = (unit(bits(2 * index)), unit(bits(2 * index + 1)));
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()

@@ -10,8 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use autoshard_ir::graph::StateKind;
 use autoshard_ir::{Tensor, Type, convert};
 
+use crate::boxes;
 use crate::comm::{self, CommError, CommKind, Failure, World};
 use crate::device::{self, DeviceError, DeviceKind};
 use crate::executor::{Executor, Permits, StepIo, layout};
@@ -186,11 +188,14 @@ impl Session {
         self.steps = steps;
     }
 
+    /// Refuses a session in which a rank failed: its states may be half updated.
+    fn whole(&self) -> Result<(), SessionError> {
+        self.failed.clone().map_or(Ok(()), |f| Err(f.into()))
+    }
+
     /// Runs something on all ranks, each in a thread of its own. A failure or panic of one ends all.
     fn all(&mut self, f: impl Fn(&mut Executor) -> Result<(), Failure> + Sync) -> Result<(), SessionError> {
-        if let Some(f) = &self.failed {
-            return Err(f.clone().into());
-        }
+        self.whole()?;
         let guarded = |e: &mut Executor| {
             let result = catch_unwind(AssertUnwindSafe(|| f(e)));
             match result {
@@ -281,6 +286,11 @@ impl Session {
         self.job.stages.iter().flat_map(|p| p.states.iter().map(move |s| of(s, p))).collect()
     }
 
+    /// What every state is, by name.
+    pub fn state_kinds(&self) -> BTreeMap<String, StateKind> {
+        self.job.stages.iter().flat_map(|p| p.states.iter().map(|s| (s.name.clone(), s.kind))).collect()
+    }
+
     fn slot(&self, name: &str) -> Result<(usize, usize), SessionError> {
         let found = self.job.stages.iter().enumerate().find_map(|(stage, p)| {
             let at = p.states.iter().position(|s| s.name == name)?;
@@ -292,8 +302,9 @@ impl Session {
     /// A state, unsharded.
     ///
     /// # Errors
-    /// An unknown name; what the device says.
+    /// An unknown name; an earlier failure; what the device says.
     pub fn state(&mut self, name: &str) -> Result<Tensor, SessionError> {
+        self.whole()?;
         let (stage, at) = self.slot(name)?;
         let job = self.job.clone();
         let slot = &job.stages[stage].states[at];
@@ -318,12 +329,13 @@ impl Session {
     /// Replaces a state. `read` gives boxes of it; it is asked for what the ranks keep.
     ///
     /// # Errors
-    /// An unknown name; a box of another type; what `read` and the device say.
+    /// An unknown name; an earlier failure; a box of another type; what `read` and the device say.
     pub fn replace_state(
         &mut self,
         name: &str,
         mut read: impl FnMut(&[Range<usize>]) -> Result<Tensor, String>,
     ) -> Result<(), SessionError> {
+        self.whole()?;
         let (stage, at) = self.slot(name)?;
         let job = self.job.clone();
         let slot = &job.stages[stage].states[at];
@@ -363,17 +375,8 @@ impl Session {
             let want = &types[name];
             let converted = (t.dtype() != want.dtype).then(|| convert::cast(t, want.dtype));
             let t = converted.as_ref().unwrap_or(t);
-            self.replace_state(name, |region| Ok(part(t, region)))?;
+            self.replace_state(name, |region| Ok(boxes::part(t, region)))?;
         }
         Ok(())
     }
-}
-
-/// A box of a tensor.
-pub fn part(t: &Tensor, region: &[Range<usize>]) -> Tensor {
-    let origin: Vec<usize> = region.iter().map(|r| r.start).collect();
-    let dims: Vec<usize> = region.iter().map(|r| r.end - r.start).collect();
-    let mut out = Tensor::zeros(Type::new(t.dtype(), dims.clone()));
-    crate::boxes::cut(t.bytes(), t.dims(), &origin, out.bytes_mut(), &dims, t.dtype().size());
-    out
 }

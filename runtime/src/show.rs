@@ -2,16 +2,12 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use crate::program::{Axis, BufferId, Instr, Job, Program, Region, Slot};
+use crate::program::{Axis, BufferId, Instr, Job, List, Program, Region, Slot};
 
 struct In<'a, T>(&'a Job, &'a T);
 
 /// An instruction of a program.
 struct Line<'a>(&'a Job, &'a Program, &'a Instr);
-
-fn axes(job: &Job, axes: &[Axis]) -> String {
-    axes.iter().map(|a| job.axes[a.0 as usize].0.as_str()).collect::<Vec<_>>().join("+")
-}
 
 fn list(ids: &[BufferId]) -> String {
     ids.iter().map(|b| format!("b{}", b.0)).collect::<Vec<_>>().join(", ")
@@ -20,7 +16,7 @@ fn list(ids: &[BufferId]) -> String {
 impl Display for Line<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let Line(job, program, instr) = self;
-        let on = |a: &[Axis]| axes(job, a);
+        let on = |a: &[Axis]| job.axis_names(a);
         if let Some((from, to)) = program.view(instr) {
             return write!(f, "b{} = view of b{}", to.0, from.0);
         }
@@ -82,11 +78,10 @@ impl Display for In<'_, Program> {
             };
             writeln!(f, "  b{i}: {} {region}+{} {}", b.ty, b.offset, b.name)?;
         }
-        let lists =
-            [("prologue", &p.prologue), ("forward", &p.forward), ("backward", &p.backward), ("update", &p.update)];
-        for (name, instrs) in lists {
+        for list in List::ALL {
+            let instrs = p.list(list);
             if !instrs.is_empty() {
-                writeln!(f, "  {name}:")?;
+                writeln!(f, "  {list}:")?;
             }
             for i in instrs {
                 writeln!(f, "    {}", Line(job, p, i))?;

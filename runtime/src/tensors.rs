@@ -1,8 +1,7 @@
 //! Named tensors in files: `.npz` and `.safetensors`, by extension. Inputs and outputs of runs.
 //!
 //! NumPy has no bfloat16: such tensors are written to `.npz` as f32. The header of an `.npy` file is one line of text, read
-//! and written here: the crate for it brings a parser generator and assembly. Files are written beside their place and renamed, so
-//! none is left half-written.
+//! and written here: the crate for it brings a parser generator and assembly.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use autoshard_ir::{DType, Tensor, Type, convert};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use crate::files;
 
 /// A file of tensors that could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -76,11 +77,15 @@ pub fn write(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), File
             to_safetensors(&list).map_err(error)?
         }
     };
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut temporary = tempfile::NamedTempFile::new_in(dir).map_err(|e| error(e.to_string()))?;
-    temporary.write_all(&bytes).map_err(|e| error(e.to_string()))?;
-    temporary.persist(path).map_err(|e| error(e.error.to_string()))?;
-    Ok(())
+    files::write(path, &bytes).map_err(|e| error(e.to_string()))
+}
+
+/// Whether the name says what format a file has.
+///
+/// # Errors
+/// A name without a known extension.
+pub fn check_name(path: &Path) -> Result<(), FileError> {
+    format(path).map(|_| ()).map_err(|reason| FileError { path: path.into(), reason })
 }
 
 fn read_npz(file: impl Read + Seek) -> Result<BTreeMap<String, Tensor>, String> {

@@ -139,10 +139,13 @@ fn stuck_ranks_are_told_apart() {
     let mut comms = connect(World { ranks: 3, watchdog: Duration::from_millis(300) });
     let (mut c, mut b, mut a) = (comms.pop().unwrap(), comms.pop().unwrap(), comms.pop().unwrap());
     let texts: Vec<String> = std::thread::scope(|s| {
-        // Rank 0 waits for rank 1 in a barrier; rank 1 for a message of rank 2; rank 2 has ended.
+        // Rank 0 waits for rank 1 in an all-reduce; rank 1 for a message of rank 2; rank 2 has ended.
         let first = s.spawn(move || {
             let g = a.open_group(&[Rank(0), Rank(1)]).unwrap();
-            a.barrier(g)
+            let mut number = [0f32];
+            // SAFETY: lives until the call returns, and nobody else touches it.
+            let mem = unsafe { autoshard_runtime::device::Mem::new(number.as_mut_ptr().cast(), 4) };
+            a.all_reduce(g, &f32s(&[1]), ReduceKind::Sum, mem, mem)
         });
         let second = s.spawn(move || {
             let mut byte = [0u8];
@@ -162,7 +165,7 @@ fn stuck_ranks_are_told_apart() {
     let text = texts.first().expect("one of them says so");
     assert!(text.contains("rank 2 has ended its step"), "{text}");
     assert!(
-        text.contains("rank 0 waits in barrier for ranks 1")
+        text.contains("rank 0 waits in all-reduce for ranks 1")
             || text.contains("rank 1 waits for a message of rank 2 (Update(5))"),
         "{text}"
     );
@@ -258,7 +261,7 @@ fn checkpoints_load_on_any_mesh() {
         let mut left: Vec<String> =
             std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
-        assert_eq!(left, ["latest.json", "step-00000040", "step-00000041"], "nothing temporary is left");
+        assert_eq!(left, ["latest.json", "step-00000040.1", "step-00000041.1"], "nothing else is left");
     }
 }
 
@@ -272,26 +275,85 @@ fn bad_checkpoints_are_refused() {
 
     let mut other = Session::new(pipeline(1, 1), &Options::default()).unwrap();
     let unfit = Checkpoint::open(dir.path()).unwrap().load(&mut other).unwrap_err().to_string();
-    for part in ["it lacks state `m`", "its state `w` is f32[8,6], the model's f32[4,3]", "the model has no state `v`"]
-    {
+    for part in ["it lacks state `m`", "its state `w` is f32[8,6], the plan's f32[4,3]", "the plan has no state `v`"] {
         assert!(unfit.contains(part), "{unfit}");
     }
     assert_eq!(other.state("w").unwrap(), numbers(&f32s(&[4, 3]), 9), "nothing was replaced");
 
+    // Of a damaged file, whichever byte: said with its name.
+    for name in ["states-00001.safetensors", "index.json"] {
+        let file = at.join(name);
+        let good = std::fs::read(&file).unwrap();
+        for n in [0, 7, good.len() / 2, good.len() - 1] {
+            let mut flipped = good.clone();
+            flipped[n] ^= 1;
+            for bytes in [&good[..n], &flipped] {
+                std::fs::write(&file, bytes).unwrap();
+                let e = error(dir.path());
+                assert!(matches!(e, CheckpointError::Damaged { .. }) && e.to_string().contains(name), "{e}");
+            }
+        }
+        std::fs::write(&file, &good).unwrap();
+    }
+    // The directory of a checkpoint itself, whose index nothing vouches for.
     let index = at.join("index.json");
     let good = std::fs::read_to_string(&index).unwrap();
-    for (from, to) in [("\"version\": 1", "\"version\": 2"), ("states-00001", "../x"), ("\"w\"", "\"u\""), ("{", "[")] {
+    for (from, to) in [("\"version\": 2", "\"version\": 3"), ("states-00001", "../x"), ("\"w\"", "\"u\""), ("{", "[")] {
         std::fs::write(&index, good.replacen(from, to, if from == "states-00001" { 9 } else { 1 })).unwrap();
-        assert!(matches!(error(dir.path()), CheckpointError::Damaged { .. }), "{from} to {to}");
+        assert!(matches!(error(&at), CheckpointError::Damaged { .. }), "{from} to {to}");
     }
-    std::fs::write(&index, &good).unwrap();
-    let file = at.join("states-00001.safetensors");
-    let bytes = std::fs::read(&file).unwrap();
-    for n in [0, 7, bytes.len() / 2, bytes.len() - 1] {
-        std::fs::write(&file, &bytes[..n]).unwrap();
-        let e = error(dir.path());
-        assert!(e.to_string().contains("states-00001.safetensors"), "{e}");
+}
+
+#[test]
+fn a_checkpoint_of_the_same_step_replaces_the_old_one_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = Session::new(layouts().remove(1), &Options::default()).unwrap();
+    let first = checkpoint::save(&mut session, dir.path()).unwrap();
+    session.load_states(&map([("v", numbers(&f32s(&[8]), 5))])).unwrap();
+    let second = checkpoint::save(&mut session, dir.path()).unwrap();
+    assert!(first != second && !first.exists() && second.exists());
+    let third = checkpoint::save(&mut session, dir.path()).unwrap();
+    assert_eq!((first, second.exists()), (third, false));
+    let mut other = Session::new(layouts().remove(2), &Options::default()).unwrap();
+    Checkpoint::open(dir.path()).unwrap().load(&mut other).unwrap();
+    assert_eq!(other.state("v").unwrap(), numbers(&f32s(&[8]), 5));
+}
+
+#[test]
+fn a_session_that_does_not_train_leaves_the_optimizer_states() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut trained = Session::new(layouts().remove(1), &Options::default()).unwrap();
+    checkpoint::save(&mut trained, dir.path()).unwrap();
+    let mut b = JobBuilder::new(&[], 1, 1);
+    b.state(0, "w", f32s(&[8, 6]), &[&[], &[]], Some(numbers(&f32s(&[8, 6]), 1)));
+    b.state(0, "v", f32s(&[8]), &[&[]], Some(numbers(&f32s(&[8]), 1)));
+    let mut session = Session::new(b.finish(), &Options::default()).unwrap();
+    Checkpoint::open(dir.path()).unwrap().load(&mut session).unwrap();
+    assert!(session.states().unwrap() == map([("w", Tensor::zeros(f32s(&[8, 6]))), ("v", Tensor::zeros(f32s(&[8])))]));
+}
+
+#[cfg(unix)]
+#[test]
+fn files_have_the_rights_of_ordinary_ones() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |p: &std::path::Path| std::fs::metadata(p).unwrap().permissions().mode() & 0o777;
+    let (ordinary, folder) = (dir.path().join("ordinary"), dir.path().join("folder"));
+    std::fs::write(&ordinary, "x").unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    let mut session = Session::new(layouts().remove(1), &Options::default()).unwrap();
+    let at = checkpoint::save(&mut session, dir.path()).unwrap();
+    assert_eq!(mode(&at), mode(&folder));
+    for file in [dir.path().join("latest.json"), at.join("index.json"), at.join("states-00001.safetensors")] {
+        assert_eq!(mode(&file), mode(&ordinary), "{}", file.display());
     }
+    let (private, link) = (dir.path().join("private"), dir.path().join("link"));
+    std::fs::write(&private, "x").unwrap();
+    std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::symlink(&private, &link).unwrap();
+    autoshard_runtime::files::write(&link, b"new").unwrap();
+    assert_eq!((std::fs::read(&private).unwrap(), mode(&private)), (b"new".to_vec(), 0o640));
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use autoshard_planner::simulate::simulate;
 use autoshard_planner::times::Times;
+use autoshard_runtime::program::List;
 
 use crate::args::CheckArgs;
 use crate::failure::Failure;
-use crate::loaded::{Loaded, compile};
+use crate::loaded::{Loaded, compile, micro_batchable};
 use crate::show;
 
 /// Runs the command.
@@ -16,11 +17,13 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     if let Err(found) = autoshard_ir::verify::verify(&graph) {
         problems.extend(found.iter().map(|v| format!("graph: {v}")));
     }
-    let job = compile(&graph, &assignment)?;
-    if let Err(found) = autoshard_runtime::verify::verify(&job) {
-        problems.extend(found.iter().map(|v| format!("program: {v}")));
-    }
     let plan = &loaded.plan;
+    if plan.pipeline.micro_batches > 1
+        && let Err(why) = micro_batchable(&loaded.model, &plan.workload)
+    {
+        problems.push(format!("the step cannot be cut into micro-batches: {why}"));
+    }
+    let job = compile(&graph, &assignment)?;
     let cluster = plan.cluster.cluster().map_err(Failure::new)?;
     if cluster.usable_memory().0 < plan.cluster.memory_limit_bytes {
         problems.push(format!(
@@ -69,8 +72,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         return Err(Failure::new(format!("{} is not sound:\n  {}", args.plan.display(), problems.join("\n  ")))
             .help("make the plan anew"));
     }
-    let instructions: usize =
-        job.stages.iter().map(|p| p.prologue.len() + p.forward.len() + p.backward.len() + p.update.len()).sum();
+    let instructions: usize = job.stages.iter().flat_map(|p| List::ALL.map(|l| p.list(l).len())).sum();
     println!(
         "{}: sound. {} nodes on {} ranks in {} stages; {} instructions; graph, plan and programs verified",
         args.plan.display(),

@@ -1,8 +1,8 @@
 //! `diff`: what differs between two plans, in choices and in cost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use autoshard_planner::plan::Plan;
+use autoshard_planner::plan::{OperatorEntry, Plan, StateEntry};
 
 use crate::args::DiffArgs;
 use crate::failure::Failure;
@@ -42,31 +42,46 @@ fn text(a: &Plan, b: &Plan) -> String {
         rows.push(vec![name.into(), left, right, mark.into()]);
     }
     let mut out = show::columns(&rows);
-    let key = |o: &autoshard_planner::plan::OperatorEntry| (o.section.clone(), o.name.clone(), o.op.clone());
-    let split = |o: &autoshard_planner::plan::OperatorEntry| {
-        let words: Vec<String> = o.strategy.iter().map(|(axis, what)| format!("{axis}: {what}")).collect();
-        if words.is_empty() { "replicated".to_string() } else { words.join(", ") }
+    let key = |o: &OperatorEntry| [o.section.clone(), o.name.clone(), o.op.clone()];
+    let title = |o: &OperatorEntry| format!("{} {} x{}", o.op.split('{').next().unwrap_or(&o.op), o.name, o.count);
+    let operators = |p: &Plan| -> Vec<Choice<[String; 3]>> {
+        p.operators.iter().map(|o| Choice { key: key(o), title: title(o), what: show::strategy(&o.strategy) }).collect()
     };
-    let right: BTreeMap<_, _> = b.operators.iter().map(|o| (key(o), split(o))).collect();
+    let states = |p: &Plan| -> Vec<Choice<String>> {
+        let title = |s: &StateEntry| format!("storage of {} x{}", s.name, s.count);
+        p.states.iter().map(|s| Choice { key: s.name.clone(), title: title(s), what: s.storage.clone() }).collect()
+    };
     let mut lines = vec![["operator", "left", "right"].map(String::from).to_vec()];
-    for o in &a.operators {
-        let other = right.get(&key(o)).cloned().unwrap_or_else(|| "absent".into());
-        if other != split(o) {
-            lines.push(vec![
-                format!("{} {} x{}", o.op.split('{').next().unwrap_or(&o.op), o.name, o.count),
-                split(o),
-                other,
-            ]);
-        }
-    }
-    let stored: BTreeMap<_, _> = b.states.iter().map(|s| (s.name.clone(), s.storage.clone())).collect();
-    for s in &a.states {
-        let other = stored.get(&s.name).cloned().unwrap_or_else(|| "absent".into());
-        if other != s.storage {
-            lines.push(vec![format!("storage of {} x{}", s.name, s.count), s.storage.clone(), other]);
-        }
-    }
+    lines.extend(differing(operators(a), operators(b)));
+    lines.extend(differing(states(a), states(b)));
     out += "\n";
     out += &if lines.len() == 1 { "all operators and states are split alike\n".into() } else { show::columns(&lines) };
     out
+}
+
+/// A choice of a plan.
+struct Choice<K> {
+    key: K,
+    title: String,
+    what: String,
+}
+
+/// Choices that differ. Keys may repeat: the first of one plan is compared with the first of the other, and so on.
+fn differing<K: Ord>(left: Vec<Choice<K>>, right: Vec<Choice<K>>) -> Vec<Vec<String>> {
+    let mut rest: BTreeMap<K, VecDeque<usize>> = BTreeMap::new();
+    let mut others: Vec<Option<(String, String)>> = Vec::new();
+    for (i, c) in right.into_iter().enumerate() {
+        rest.entry(c.key).or_default().push_back(i);
+        others.push(Some((c.title, c.what)));
+    }
+    let mut lines = Vec::new();
+    for c in left {
+        let found = rest.get_mut(&c.key).and_then(VecDeque::pop_front).and_then(|i| others[i].take());
+        let other = found.map_or("absent".into(), |(_, what)| what);
+        if other != c.what {
+            lines.push(vec![c.title, c.what, other]);
+        }
+    }
+    lines.extend(others.into_iter().flatten().map(|(title, what)| vec![title, "absent".into(), what]));
+    lines
 }

@@ -6,6 +6,7 @@ use autoshard_planner::strategies;
 use crate::args::ExplainArgs;
 use crate::failure::Failure;
 use crate::loaded::Loaded;
+use crate::show;
 
 /// Runs the command.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
@@ -20,7 +21,12 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         );
         return Ok(());
     };
-    let wanted = filter.to_lowercase();
+    let wanted = filter.trim().to_lowercase();
+    if wanted.is_empty() {
+        return Err(
+            Failure::usage("an empty name is part of every name").help("name an operator, a scope or a part of one")
+        );
+    }
     let blocks = autoshard_ir::blocks::find(&graph);
     let mut shown = 0;
     for (members, entry) in blocks.nodes.iter().zip(&plan.operators) {
@@ -35,7 +41,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         shown += 1;
         println!("{}", heading(entry, &node.scope));
         let found = strategies::of_node(&graph, node, &assignment.mesh);
-        println!("  split     {}", split(entry));
+        println!("  split     {}", show::strategy(&entry.strategy));
         for (i, (&v, spec)) in node.inputs.iter().zip(&entry.inputs).enumerate() {
             println!("  {} {:<28} {spec}", if i == 0 { "operands " } else { "         " }, format!("{}", graph.ty(v)));
         }
@@ -61,9 +67,4 @@ fn heading(entry: &OperatorEntry, scope: &str) -> String {
     }
     let scope = if scope.is_empty() { String::new() } else { format!(" in {scope}") };
     format!("{} {}{scope} ({}{times})", entry.op, entry.name, entry.section)
-}
-
-fn split(entry: &OperatorEntry) -> String {
-    let words: Vec<String> = entry.strategy.iter().map(|(axis, what)| format!("{axis}: {what}")).collect();
-    if words.is_empty() { "replicated".into() } else { words.join(", ") }
 }

@@ -17,17 +17,19 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
         format!("{} {}[{dims}]", p.name, p.dtype.map_or("?", |d| d.name()))
     };
     let unsupported: Vec<String> = model.unsupported().iter().map(|p| p.to_string()).collect();
-    let graph = if model.symbols().len() <= args.dim.len() {
+    // Without any size only what the file says is shown.
+    let wanted = args.graph || !args.dim.is_empty() || model.symbols().is_empty();
+    let graph = if wanted {
         let sizes = workload::dims(&model, &args.dim, None)?;
-        Some(model.instantiate(&Bindings(sizes)).map_err(Failure::new)?)
+        match model.instantiate(&Bindings(sizes)) {
+            Ok(graph) => Some(graph),
+            Err(_) if !unsupported.is_empty() && !args.graph => None,
+            Err(e) => return Err(Failure::new(e)),
+        }
     } else {
         None
     };
-    if args.graph {
-        let Some(g) = &graph else {
-            workload::dims(&model, &args.dim, None)?;
-            return Ok(());
-        };
+    if let Some(g) = graph.as_ref().filter(|_| args.graph) {
         print!("{}", autoshard_ir::text::print(g));
         return Ok(());
     }
@@ -70,6 +72,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
             println!("operators   {} nodes: {}", g.nodes.len(), names.join(", "));
             println!("blocks      {} distinct of {} nodes", b.nodes.len(), g.nodes.len());
         }
+        _ if wanted => println!("            parameters, operators and blocks need every operator to be supported"),
         _ => println!("            give a size for every symbol by --dim to see parameters, operators and blocks"),
     }
     if unsupported.is_empty() {

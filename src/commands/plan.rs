@@ -1,5 +1,6 @@
 //! `plan`: decides how to split a model, compiles the decision to know its memory to the byte, writes the plan.
 
+use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
+use autoshard_planner::constraints::Objective;
 use autoshard_planner::plan::{ModelEntry, Plan, forward_graph};
 use autoshard_planner::request::{Mode, PlanRequest, RecomputeChoice};
-use autoshard_planner::search::{Found, SearchError, search};
+use autoshard_planner::search::{Certificate, Found, SearchError, search};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::PlanArgs;
@@ -19,32 +21,44 @@ use crate::{files, loaded, show, workload};
 /// How often a plan whose arena is larger than its estimate is planned again with less memory.
 const ROUNDS: usize = 4;
 
+/// The cluster that is assumed.
+const CLUSTER: &str = "dgx-h100";
+
+/// Why a step is not cut into micro-batches begins so.
+const NOT_CUT: &str = "the step cannot be cut into micro-batches: ";
+
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let output = args.output.clone().unwrap_or_else(|| files::with_suffix(&args.model, ".plan.json"));
-    files::check_output(&output, &[&args.model, Path::new(&args.workload.cluster)])?;
+    let name = args.workload.cluster.as_deref().unwrap_or(CLUSTER);
+    files::check_output(&output, &[&args.model, Path::new(name)])?;
     let model = loaded::model(&args.model)?;
-    let cluster = Cluster::load(&args.workload.cluster)
+    files::check_output(&output, &model.files().into_iter().collect::<Vec<_>>())?;
+    let cluster = Cluster::load(name)
         .and_then(|c| c.with_gpus(args.gpus))
         .map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the clusters that are known"))?;
-    let definition = match Cluster::definition(&args.workload.cluster) {
+    let definition = match Cluster::definition(name) {
         Some(_) => None,
-        None => Some(files::read(Path::new(&args.workload.cluster), "cluster file")?),
+        None => Some(files::read(Path::new(name), "cluster file")?),
     };
     let (request, mut notes) = workload::request(&model, &cluster, args)?;
-    if args.workload.cluster == "dgx-h100" {
-        notes.insert(0, format!("{} GPUs of dgx-h100 (--cluster)", args.gpus));
+    if args.workload.cluster.is_none() {
+        notes.insert(0, format!("{} GPUs of {CLUSTER} (--cluster)", args.gpus));
     }
     let interrupt = Arc::new(AtomicBool::new(false));
     let flag = interrupt.clone();
+    let bar = if args.quiet || args.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let shown = bar.clone();
     // A second Ctrl-C ends the program at once.
     let _ = ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
+        shown.println(
+            "stopping with the best plan so far, once the configuration in work is done; Ctrl-C again ends at once",
+        );
     });
-    let bar = if args.quiet || args.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
     bar.set_style(
         ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} {elapsed}").expect("a fixed text"),
     );
@@ -71,25 +85,46 @@ fn decide(
     interrupt: &Arc<AtomicBool>,
     bar: &ProgressBar,
     path: &Path,
-    notes: Vec<String>,
+    mut notes: Vec<String>,
 ) -> Result<Plan, Failure> {
-    let source =
-        |batch: usize| forward_graph(model, &request.workload, batch).map_err(|e| e.to_string());
+    let started = Instant::now();
+    let whole = OnceCell::new();
+    let source = |batch: usize| {
+        // A part of the batch, where the step may be cut: else the search has no such candidate.
+        if batch != request.workload.global_batch {
+            whole
+                .get_or_init(|| loaded::micro_batchable(model, &request.workload))
+                .clone()
+                .map_err(|e| NOT_CUT.to_string() + &e)?;
+        }
+        forward_graph(model, &request.workload, batch).map_err(|e| e.to_string())
+    };
     let limit = request.constraints.memory_limit.unwrap_or(u64::MAX).min(cluster.usable_memory().0);
     let mut within = limit;
     let mut excess = 0;
+    // What the first round proves holds for all plans within the limit; later ones look at fewer.
+    let mut first: Option<Certificate> = None;
     for _ in 0..ROUNDS {
-        let mut request = request.clone();
-        request.constraints.memory_limit = Some(within);
+        let mut round = request.clone();
+        round.constraints.memory_limit = Some(within);
+        // A round needs some time to find a plan at all.
+        let left = request.time_limit_s - started.elapsed().as_secs_f64();
+        round.time_limit_s = left.max(request.time_limit_s / ROUNDS as f64);
         let progress = |done: usize, all: usize, best: Option<f64>| {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
             bar.set_message(best.map_or("searching".into(), |t| format!("best so far {}", show::seconds(t))));
         };
-        let found = search(&source, cluster, &request, Some(interrupt.clone()), &progress).map_err(failure)?;
+        let mut found = match search(&source, cluster, &round, Some(interrupt.clone()), &progress) {
+            Ok(found) => found,
+            // Of a limit that nobody asked for.
+            Err(SearchError::Memory { .. }) if first.is_some() => break,
+            Err(e) => return Err(failure(e)),
+        };
         let job = loaded::compile(&found.best.step.graph, &found.best.assignment)?;
         let memory = autoshard_codegen::memory::memory(&job);
         let peak = memory.iter().map(|m| m.total()).max().unwrap_or(0);
+        let proven = first.get_or_insert_with(|| found.certificate.clone());
         if peak > limit {
             // The estimate was too low: leave it that much less, and a little more.
             excess = peak - limit;
@@ -98,6 +133,12 @@ fn decide(
                 break;
             }
             continue;
+        }
+        let certificate = &mut found.certificate;
+        certificate.bound = proven.bound.min(certificate.objective);
+        certificate.cut_short |= proven.cut_short;
+        if let Some(Err(why)) = whole.get() {
+            notes.push(format!("{NOT_CUT}{why}"));
         }
         return Ok(write_down(found, request, cluster, model, path, notes, limit, memory));
     }
@@ -112,7 +153,7 @@ fn decide(
 #[expect(clippy::too_many_arguments, reason = "one call, with everything a plan is made of")]
 fn write_down(
     found: Found,
-    mut request: PlanRequest,
+    request: &PlanRequest,
     cluster: &Cluster,
     model: &Model,
     path: &Path,
@@ -120,6 +161,7 @@ fn write_down(
     limit: u64,
     memory: Vec<autoshard_codegen::memory::StageMemory>,
 ) -> Plan {
+    let mut request = request.clone();
     request.constraints.memory_limit = Some(limit).filter(|l| *l < cluster.usable_memory().0);
     let entry = ModelEntry {
         path: path.display().to_string(),
@@ -137,8 +179,24 @@ fn failure(e: SearchError) -> Failure {
         SearchError::Memory { .. } => Failure::infeasible(e)
             .help("more GPUs, a smaller --global-batch, or a larger --memory-limit; `--objective memory` shows the least that is possible"),
         SearchError::Pins(_) => Failure::infeasible(e).help("drop some of --tp, --pp, --dp, --micro-batch, or change --global-batch"),
+        SearchError::Graph(why) if why.starts_with(NOT_CUT) => Failure::infeasible(why)
+            .help("leave out --micro-batch, or export the model without what needs the whole batch"),
         other => Failure::new(other),
     }
+}
+
+/// What no plan of the searched space takes less than.
+pub fn bound(plan: &Plan) -> String {
+    match plan.search.objective {
+        Objective::Memory => show::bytes(plan.search.bound_s as u64),
+        Objective::StepTime => show::seconds(plan.search.bound_s),
+    }
+}
+
+/// What throughput counts: tokens where inputs are sequences of them, else samples.
+pub fn unit(plan: &Plan) -> &'static str {
+    let per_step = plan.predicted.tokens_per_s * plan.predicted.step_time_s;
+    if per_step > plan.workload.global_batch as f64 + 0.5 { "tokens" } else { "samples" }
 }
 
 /// The plan on one screen.
@@ -188,8 +246,9 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
         vec![
             "".into(),
             format!(
-                "{} tokens/s, {:.1} TFLOP/s per GPU, {} of peak",
+                "{} {}/s, {:.1} TFLOP/s per GPU, {} of peak",
                 show::count(plan.predicted.tokens_per_s),
+                unit(plan),
                 plan.predicted.tflops_per_gpu,
                 show::percent(plan.predicted.mfu)
             ),
@@ -207,11 +266,7 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
             "proof".into(),
             format!(
                 "no plan of the searched space takes less than {}: gap {}; {} of {} configurations solved{}{}",
-                if s.objective == autoshard_planner::constraints::Objective::Memory {
-                    show::bytes(s.bound_s as u64)
-                } else {
-                    show::seconds(s.bound_s)
-                },
+                bound(plan),
                 show::percent(s.gap),
                 s.solved,
                 s.candidates,
@@ -233,10 +288,10 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
         rows.push(vec![
             if i == 0 { "next best".into() } else { String::new() },
             format!(
-                "{}: {} (+{}), {}",
+                "{}: {} ({:+.1} %), {}",
                 a.configuration,
                 show::seconds(a.step_time_s),
-                show::percent(slower),
+                100.0 * slower,
                 show::bytes(a.peak_memory_bytes)
             ),
         ]);
@@ -267,12 +322,16 @@ fn schedule_name(plan: &Plan) -> &'static str {
     }
 }
 
+/// Whether a state is an optimizer's, by its name.
+fn of_optimizer(name: &str) -> bool {
+    name == "adam.step" || ["adam.m/", "adam.v/", "sgd.momentum/"].iter().any(|p| name.starts_with(p))
+}
+
 /// How much of parameters and optimizer states is sharded over which axis.
 pub fn storage(plan: &Plan) -> String {
     let part = |optimizer: bool, axis: &str| {
         let (mut all, mut sharded) = (0, 0);
-        for s in plan.states.iter().filter(|s| (s.name.starts_with("adam.") || s.name.starts_with("sgd.")) == optimizer)
-        {
+        for s in plan.states.iter().filter(|s| of_optimizer(&s.name) == optimizer) {
             all += s.count;
             if s.storage.split(['[', ']', ',', '+', ' ']).any(|w| w == axis) {
                 sharded += s.count;

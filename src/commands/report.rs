@@ -1,5 +1,6 @@
 //! `report`: writes the page that shows a plan.
 
+use autoshard_codegen::partition::node_specs;
 use autoshard_planner::simulate::class_seconds;
 use autoshard_planner::times::Times;
 
@@ -12,7 +13,9 @@ use crate::{files, report};
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let output = args.output.clone().unwrap_or_else(|| files::with_suffix(&args.plan, ".html"));
     let loaded = Loaded::open(&args.plan)?;
-    files::check_output(&output, &[&args.plan, loaded.model.path()])?;
+    let mut read = vec![&*args.plan];
+    read.extend(loaded.model.files());
+    files::check_output(&output, &read)?;
     let plan = &loaded.plan;
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&graph, &assignment)?;
@@ -21,7 +24,8 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let cluster = plan.cluster.cluster().map_err(Failure::new)?;
     let times = Times::new(&cluster, &assignment.mesh).executing(plan.constraints.execution);
     let seconds = class_seconds(&graph, &blocks, &assignment, &times);
-    let data = report::data::data(plan, &graph, &assignment, &blocks, &memory, &seconds);
+    let specs = node_specs(&graph, &assignment);
+    let data = report::data::data(plan, &graph, &assignment, &blocks, &specs, &memory, &seconds);
     files::write(&output, report::page(&data)?.as_bytes())?;
     println!("wrote {}", output.display());
     Ok(())

@@ -8,6 +8,7 @@ use autoshard_planner::plan::forward_graph;
 use autoshard_planner::request::{PrecisionChoice, RecomputeChoice};
 use autoshard_runtime::checkpoint::{self, Checkpoint};
 use autoshard_runtime::session::{Options, Session};
+use autoshard_runtime::tensors;
 use autoshard_runtime::trace::Recorder;
 use autoshard_runtime::weights::Weights;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -23,17 +24,23 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--steps must be 1 or more"));
     }
     let loaded = Loaded::open(&args.plan)?;
-    let mut read = vec![&*args.plan, loaded.model.path()];
-    read.extend(args.inputs.as_deref());
+    let seed = args.weights.seed(args.inputs.as_ref())?;
+    let mut others = vec![&*args.plan];
+    others.extend(loaded.model.files());
+    others.extend(args.inputs.as_deref());
     for output in args.outputs.iter().chain(&args.trace) {
-        files::check_output(output, &read)?;
+        files::check_output(output, &others)?;
+        others.push(output);
     }
-    if let Some(dir) = args.checkpoint.as_ref().filter(|d| d.exists() && !d.is_dir()) {
-        return Err(Failure::usage(format!("cannot write checkpoints to {}: it is no folder", dir.display())));
+    if let Some(path) = &args.outputs {
+        tensors::check_name(path).map_err(Failure::usage)?;
+    }
+    if let Some(dir) = &args.checkpoint {
+        files::check_folder(dir)?;
     }
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&graph, &assignment)?;
-    let weights = if args.weights.random_weights { Weights::Random(args.weights.seed) } else { Weights::Files };
+    let weights = if args.weights.random_weights { Weights::Random(seed) } else { Weights::Files };
     let recorder = args.trace.as_ref().map(|_| Arc::new(Recorder::default()));
     let observer = recorder.clone().map(|r| r as Arc<dyn autoshard_runtime::trace::Observer>);
     let mut session = Session::new(job, &Options { weights, observer, ..Options::default() }).map_err(Failure::new)?;
@@ -41,12 +48,13 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         Checkpoint::open(dir).and_then(|c| c.load(&mut session)).map_err(Failure::new)?;
     }
     let inputs = match &args.inputs {
-        Some(path) => autoshard_runtime::tensors::read(path).map_err(Failure::new)?,
+        Some(path) => tensors::read(path).map_err(Failure::new)?,
         None => {
             let plan = &loaded.plan;
-            let whole = forward_graph(&loaded.model, &plan.workload, plan.workload.global_batch).map_err(Failure::new)?;
+            let whole =
+                forward_graph(&loaded.model, &plan.workload, plan.workload.global_batch).map_err(Failure::new)?;
             let whole = plan.workload.step(&whole, &[], 1, RecomputeChoice::None).map_err(Failure::new)?.graph;
-            draw::inputs(&whole, args.weights.seed)
+            draw::inputs(&whole, seed)
         }
     };
     let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new(args.steps as u64) };
@@ -65,11 +73,12 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let per_step = started.elapsed().as_secs_f64() / args.steps as f64;
-    if let Some(path) = &args.outputs {
-        autoshard_runtime::tensors::write(path, &outputs).map_err(Failure::new)?;
-    }
+    // First what cost most.
     if let Some(dir) = &args.checkpoint {
         checkpoint::save(&mut session, dir).map_err(Failure::new)?;
+    }
+    if let Some(path) = &args.outputs {
+        tensors::write(path, &outputs).map_err(Failure::new)?;
     }
     if let (Some(path), Some(recorder)) = (&args.trace, &recorder) {
         let mut text = Vec::new();

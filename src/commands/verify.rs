@@ -22,8 +22,9 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
         return Err(Failure::usage(format!("--tolerance {} is not at least 0 and below 1", args.tolerance)));
     }
     let mut loaded = Loaded::open(&args.plan)?;
+    let seed = args.weights.seed(args.inputs.as_ref())?;
     loaded.plan.workload.gradient_outputs = loaded.plan.workload.mode == Mode::Train;
-    let lines = verify(&loaded, args)?;
+    let lines = verify(&loaded, args, seed)?;
     // Not `>`: an error that is not a number fails too.
     let within = |l: &Line| l.error <= args.tolerance;
     let failed: Vec<&Line> = lines.iter().filter(|l| !l.noise && !within(l)).collect();
@@ -41,7 +42,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
             println!(
                 "\n{} ranks compute what the unsharded model computes: {} tensors within {:e}",
                 ranks,
-                lines.len(),
+                lines.iter().filter(|l| !l.noise).count(),
                 args.tolerance
             );
         }
@@ -73,7 +74,8 @@ fn table(lines: &[Line]) -> String {
     let mut text = show::columns(&rows);
     if exempt > 0 {
         text += &format!(
-            "{exempt} tensors are exempt: their gradient is pure rounding noise, which Adam turns into full steps\n"
+            "{exempt} tensors are exempt: their gradient is pure rounding noise, which Adam turns into full steps, and which is\n\
+             all there is of a parameter that begins at zero\n"
         );
     }
     text
@@ -94,8 +96,8 @@ fn first_states(graph: &Graph, weights: Weights) -> Result<Vec<Arc<Tensor>>, Fai
         .collect()
 }
 
-fn verify(loaded: &Loaded, args: &VerifyArgs) -> Result<Vec<Line>, Failure> {
-    let weights = if args.weights.random_weights { Weights::Random(args.weights.seed) } else { Weights::Files };
+fn verify(loaded: &Loaded, args: &VerifyArgs, seed: u64) -> Result<Vec<Line>, Failure> {
+    let weights = if args.weights.random_weights { Weights::Random(seed) } else { Weights::Files };
     let plan = &loaded.plan;
     let (graph, assignment) = loaded.resolve()?;
     let job = compile(&widened(&graph), &assignment)?;
@@ -104,7 +106,7 @@ fn verify(loaded: &Loaded, args: &VerifyArgs) -> Result<Vec<Line>, Failure> {
 
     let inputs = match &args.inputs {
         Some(path) => autoshard_runtime::tensors::read(path).map_err(Failure::new)?,
-        None => draw::inputs(&whole, args.weights.seed),
+        None => draw::inputs(&whole, seed),
     };
     let mut session = Session::new(job, &Options { weights, ..Options::default() }).map_err(Failure::new)?;
     let got = session.step(&inputs).map_err(Failure::new)?;

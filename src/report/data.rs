@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 
 use autoshard_codegen::memory::StageMemory;
+use autoshard_codegen::partition::NodeSpecs;
+use autoshard_codegen::transfer::made;
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::{Graph, NodeId};
 use autoshard_planner::assignment::Assignment;
+use autoshard_planner::constraints::Objective;
+use autoshard_planner::formulate::Pace;
 use autoshard_planner::plan::{Breakdown, Plan};
 use autoshard_planner::request::{Mode, RecomputeChoice};
-use autoshard_planner::formulate::Pace;
+use autoshard_planner::reshard::reshard;
 use autoshard_planner::timeline::{Event, timeline};
 use serde::Serialize;
 
+use crate::commands::plan::{bound, recompute, storage, unit};
 use crate::show;
 
 /// Everything on the page.
@@ -44,7 +49,9 @@ pub struct Workload {
 #[allow(missing_docs)]
 pub struct Predicted {
     pub step_time_s: f64,
-    pub tokens_per_s: f64,
+    pub per_s: f64,
+    /// What `per_s` counts.
+    pub unit: &'static str,
     pub tflops_per_gpu: f64,
     pub mfu: f64,
     pub breakdown: Breakdown,
@@ -54,8 +61,7 @@ pub struct Predicted {
 #[derive(Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct Search {
-    pub objective_s: f64,
-    pub bound_s: f64,
+    pub bound: String,
     pub gap: f64,
 }
 
@@ -106,7 +112,7 @@ pub struct Timeline {
     pub events: Vec<Event>,
 }
 
-/// Operators that lie together: what comes before the repeated block, the block, what comes after it.
+/// Operators that occur equally often: those of the repeated blocks, or those outside them.
 #[derive(Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct Block {
@@ -146,6 +152,7 @@ pub fn data(
     graph: &Graph,
     a: &Assignment,
     blocks: &Blocks,
+    specs: &[NodeSpecs],
     memory: &[StageMemory],
     times: &[f64],
 ) -> Data {
@@ -160,12 +167,13 @@ pub fn data(
         workload: Workload { mode: plan.workload.mode },
         predicted: Predicted {
             step_time_s: plan.predicted.step_time_s,
-            tokens_per_s: plan.predicted.tokens_per_s,
+            per_s: plan.predicted.tokens_per_s,
+            unit: unit(plan),
             tflops_per_gpu: plan.predicted.tflops_per_gpu,
             mfu: plan.predicted.mfu,
             breakdown: plan.predicted.breakdown.clone(),
         },
-        search: Search { objective_s: plan.search.objective_s, bound_s: plan.search.bound_s, gap: plan.search.gap },
+        search: Search { bound: bound(plan), gap: plan.search.gap },
         memory: Memory {
             limit_bytes: plan.cluster.memory_limit_bytes,
             stages: memory
@@ -186,7 +194,7 @@ pub fn data(
             holds: (0..a.stages).map(|s| holds(graph, a, s)).collect(),
         },
         timeline: Timeline { stages: a.stages, end_s, events },
-        blocks: groups(plan, graph, a, blocks, times),
+        blocks: groups(plan, graph, a, blocks, specs, times),
         alternatives: alternatives(plan),
         notes: plan.notes.clone(),
     }
@@ -234,9 +242,9 @@ fn verdict(plan: &Plan) -> Vec<String> {
     } else {
         format!("No plan of the searched space can be better by more than {} under the cost model.", show::percent(gap))
     };
-    let mut lines = vec![format!("{split}, {batches}; {}.", crate::commands::plan::storage(plan))];
+    let mut lines = vec![format!("{split}, {batches}; {}.", storage(plan))];
     if plan.recompute != RecomputeChoice::None {
-        lines.push(format!("Recomputation is {}.", crate::commands::plan::recompute(plan)));
+        lines.push(format!("Recomputation is {}.", recompute(plan)));
     }
     lines.push(proof);
     lines
@@ -271,17 +279,34 @@ fn alternatives(plan: &Plan) -> Vec<Alternative> {
         memory_bytes: plan.predicted.peak_memory_bytes.iter().max().copied().unwrap_or(0),
         note: "the plan".into(),
     };
-    let others = plan.alternatives.iter().map(|x| Alternative {
-        label: x.configuration.clone(),
-        time_s: x.step_time_s,
-        memory_bytes: x.peak_memory_bytes,
-        note: if x.step_time_s > plan.predicted.step_time_s { "slower".into() } else { "more memory".into() },
+    let (time, memory) = (chosen.time_s, chosen.memory_bytes);
+    let others = plan.alternatives.iter().map(|x| {
+        let (slower, more) = (x.step_time_s > time, x.peak_memory_bytes > memory);
+        let note = match plan.search.objective {
+            Objective::StepTime if slower => "slower",
+            Objective::Memory if !more && slower => "slower",
+            _ if more => "more memory",
+            _ => "as good",
+        };
+        Alternative {
+            label: x.configuration.clone(),
+            time_s: x.step_time_s,
+            memory_bytes: x.peak_memory_bytes,
+            note: note.into(),
+        }
     });
     std::iter::once(chosen).chain(others).collect()
 }
 
-/// Classes grouped by how often they occur: singles before the block, the block, singles after it.
-fn groups(plan: &Plan, graph: &Graph, a: &Assignment, blocks: &Blocks, times: &[f64]) -> Vec<Block> {
+/// Classes grouped by how often they occur, the most frequent first.
+fn groups(
+    plan: &Plan,
+    graph: &Graph,
+    a: &Assignment,
+    blocks: &Blocks,
+    specs: &[NodeSpecs],
+    times: &[f64],
+) -> Vec<Block> {
     let mut by_count: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (class, members) in blocks.nodes.iter().enumerate() {
         by_count.entry(members.len() - blocks.copies(graph, class)).or_default().push(class);
@@ -292,46 +317,41 @@ fn groups(plan: &Plan, graph: &Graph, a: &Assignment, blocks: &Blocks, times: &[
             title: if count == 1 { "Outside the repeated blocks".into() } else { format!("Repeated {count} times") },
             subtitle: format!("{} operators", classes.len()),
             count,
-            ops: classes.into_iter().map(|c| operator(plan, graph, a, blocks.nodes[c][0], c, times)).collect(),
+            ops: classes.into_iter().map(|c| operator(plan, graph, a, specs, blocks.nodes[c][0], c, times)).collect(),
         })
         .collect();
     groups.sort_by_key(|b| std::cmp::Reverse(b.count));
     groups
 }
 
-fn operator(plan: &Plan, graph: &Graph, a: &Assignment, first: NodeId, class: usize, times: &[f64]) -> Operator {
+fn operator(
+    plan: &Plan,
+    graph: &Graph,
+    a: &Assignment,
+    specs: &[NodeSpecs],
+    first: NodeId,
+    class: usize,
+    times: &[f64],
+) -> Operator {
     let (n, entry) = (graph.node(first), &plan.operators[class]);
-    let words: Vec<String> = entry.strategy.iter().map(|(axis, what)| format!("{axis}: {what}")).collect();
     Operator {
         op: n.op.to_string(),
         name: if n.scope.is_empty() { n.name.clone() } else { n.scope.clone() },
         section: entry.section.clone(),
-        strategy: if words.is_empty() { "replicated".into() } else { words.join(", ") },
+        strategy: show::strategy(&entry.strategy),
         inputs: entry.inputs.clone(),
         outputs: entry.outputs.clone(),
-        collectives: collectives(graph, a, first),
+        collectives: collectives(graph, a, specs, first),
         time_s: times.get(class).copied().unwrap_or(0.0),
     }
 }
 
-/// What it takes to bring a node's operands into the specs it wants.
-fn collectives(graph: &Graph, a: &Assignment, id: NodeId) -> Vec<String> {
-    let n = graph.node(id);
-    let rule = n.op.factors(&graph.input_types(n), &graph.output_types(n));
+/// What it takes to bring a node's operands from where they are made into the specs it wants.
+fn collectives(graph: &Graph, a: &Assignment, specs: &[NodeSpecs], id: NodeId) -> Vec<String> {
     let mut lines = Vec::new();
-    for (i, &v) in n.inputs.iter().enumerate() {
-        let from = match graph.value(v).def {
-            autoshard_ir::graph::Def::Node(p, at) => {
-                let producer = graph.node(p);
-                let rule = producer.op.factors(&graph.input_types(producer), &graph.output_types(producer));
-                a.strategy(p).output_spec(&rule, at)
-            }
-            autoshard_ir::graph::Def::State(s) => a.storage(s).clone(),
-            autoshard_ir::graph::Def::Input(port) => a.inputs[port].clone(),
-            autoshard_ir::graph::Def::Const(_) => continue,
-        };
-        let want = a.strategy(id).input_spec(&rule, i);
-        let Ok(steps) = autoshard_planner::reshard::reshard(&from, &want, graph.ty(v), &a.mesh) else { continue };
+    for (i, (&v, want)) in graph.node(id).inputs.iter().zip(&specs[id.index()].inputs).enumerate() {
+        let Some(from) = made(graph, a, specs, v) else { continue };
+        let Ok(steps) = reshard(&from, want, graph.ty(v), &a.mesh) else { continue };
         for step in steps.iter().filter(|s| s.kind.communicates()) {
             let axes: Vec<&str> = step.kind.axes().iter().map(|x| a.mesh.axis(*x).name.name()).collect();
             lines.push(format!("{} over {} of operand {i}", step.kind.name(), axes.join("+")));

@@ -8,8 +8,8 @@ use crate::failure::Failure;
 
 /// The page for some data.
 pub fn page(data: &data::Data) -> Result<String, Failure> {
-    // `</script>` inside a string must not end the element.
-    let json = serde_json::to_string(data).map_err(Failure::new)?.replace("</", "<\\/");
+    // No `</script>` or `<!--` of a string may be seen as HTML.
+    let json = serde_json::to_string(data).map_err(Failure::new)?.replace('<', "\\u003c");
     Ok(include_str!("page.html")
         .replace("/*STYLE*/", include_str!("page.css"))
         .replace("/*SCRIPT*/", include_str!("page.js"))

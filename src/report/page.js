@@ -32,12 +32,13 @@ function count(n) {
   return String(Math.round(n));
 }
 const percent = (x) => `${(100 * x).toFixed(x < 0.1 ? 2 : 1)} %`;
+const signed = (x) => `${x < 0 ? "" : "+"}${(100 * x).toFixed(1)} %`;
 
 function tile(value, label, kind) {
   return el("div", { class: "tile" }, el("b", kind ? { class: kind } : {}, value), el("span", {}, label));
 }
 function table(head, rows) {
-  const cell = (tag, c) => el(tag, c.num ? { class: "num" } : {}, c.node || c.text === undefined ? c.node || c : c.text);
+  const cell = (tag, c) => el(tag, c.num ? { class: "num" } : {}, c.text ?? c);
   return el("div", { class: "table" }, el("table", {},
     el("thead", {}, el("tr", {}, head.map((h) => cell("th", typeof h === "string" ? { text: h } : h)))),
     el("tbody", {}, rows.map((r) => el("tr", {}, r.map((c) => cell("td", typeof c === "string" ? { text: c } : c)))))));
@@ -52,9 +53,9 @@ function verdict() {
   const tiles = [
     tile(seconds(p.step_time_s), data.workload.mode === "train" ? "predicted step time" : "predicted latency"),
     tile(bytes(peak), `peak memory of ${bytes(data.memory.limit_bytes)}`, fits ? "good" : "bad"),
-    tile(s.gap === null ? "none" : percent(s.gap), `gap to the proven bound ${seconds(s.bound_s)}`, s.gap <= 0.01 ? "good" : "warn"),
+    tile(percent(s.gap), `gap to the proven bound ${s.bound}`, s.gap <= 0.01 ? "good" : "warn"),
   ];
-  if (p.tokens_per_s) tiles.push(tile(count(p.tokens_per_s), "tokens per second"));
+  if (p.per_s) tiles.push(tile(count(p.per_s), `${p.unit} per second`));
   if (p.mfu) tiles.push(tile(percent(p.mfu), `of peak FLOP/s (${p.tflops_per_gpu.toFixed(0)} TFLOP/s per GPU)`));
   body.append(el("div", { class: "tiles" }, tiles));
   const b = p.breakdown;
@@ -164,8 +165,8 @@ function alternatives() {
   if (!data.alternatives.length) { body.append(el("p", {}, "No other configuration was feasible.")); return; }
   const best = data.alternatives[0].time_s;
   body.append(table(["configuration", num("time"), num("against the plan"), num("peak memory"), "why not"],
-    data.alternatives.map((a) => [a.label, num(a.time_s ? seconds(a.time_s) : "–"),
-      num(a.time_s ? (a.time_s === best ? "chosen" : `+${percent(a.time_s / best - 1)}`) : "–"),
+    data.alternatives.map((a, i) => [a.label, num(a.time_s ? seconds(a.time_s) : "–"),
+      num(a.time_s ? (i === 0 ? "chosen" : signed(a.time_s / best - 1)) : "–"),
       num(a.memory_bytes ? bytes(a.memory_bytes) : "–"), a.note])));
 }
 

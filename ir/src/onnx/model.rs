@@ -28,7 +28,7 @@ use super::{lower, rules, tied};
 use crate::dtype::DType;
 use crate::fuse::Forms;
 use crate::graph::Graph;
-use crate::weights::WeightRef;
+use crate::weights::{WeightRef, WeightStorage};
 
 /// Sizes of symbols.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -169,6 +169,16 @@ impl Model {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+    /// The file, and the external files with its weights.
+    pub fn files(&self) -> BTreeSet<&Path> {
+        let mut files = BTreeSet::from([self.path()]);
+        for w in self.initializers.values().flatten() {
+            if let WeightStorage::File { path, .. } = &w.storage {
+                files.insert(path);
+            }
+        }
+        files
     }
     /// SHA-256 of the file, in hexadecimal.
     pub fn sha256(&self) -> &str {

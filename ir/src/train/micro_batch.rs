@@ -5,9 +5,14 @@
 //! to `Accumulate`: into the loss's sum and count. Everything else (statistics over the batch, a product of two means)
 //! would have other values on a part of the batch.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use crate::factor::{FactorId, ReduceKind};
-use crate::graph::{Graph, Node, NodeId, Section, ValueId};
-use crate::verify::ACCUMULATE;
+use crate::graph::{Def, Graph, Node, NodeId, Section, ValueId};
+use crate::op::Attr;
+use crate::tensor::Tensor;
+use crate::{convert, interp};
 
 /// A node or output that needs the whole batch at once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +70,7 @@ pub fn micro_batchable(graph: &Graph) -> Result<(), Vec<Reason>> {
             state[v.index()] = r;
         }
     }
-    for n in graph.nodes.iter().filter(|n| n.section == Section::Backward && n.op.name() != ACCUMULATE) {
+    for n in graph.nodes.iter().filter(|n| n.section == Section::Backward && !n.is_accumulate()) {
         for (i, v) in n.inputs.iter().enumerate() {
             // A backward node reads a sum only where the loss was not split: said at the node that is not linear.
             if state[v.index()] == Batch::Sum && found.is_empty() {
@@ -93,6 +98,9 @@ fn follow(graph: &Graph, n: &Node, state: &[Batch]) -> Result<Vec<Batch>, Option
     let of = |v: &ValueId| state[v.index()];
     if n.inputs.iter().any(|v| of(v) == Batch::Broken) {
         return Err(None);
+    }
+    if let Some(dim) = by_index(graph, n, state) {
+        return Ok(vec![Batch::Dim(dim)]);
     }
     let rule = n.op.factors(&graph.input_types(n), &graph.output_types(n));
     let sums: Vec<usize> = (0..n.inputs.len()).filter(|&i| of(&n.inputs[i]) == Batch::Sum).collect();
@@ -134,4 +142,50 @@ fn follow(graph: &Graph, n: &Node, state: &[Batch]) -> Result<Vec<Batch>, Option
             (None, None) => Err(Some("mixes the elements of the batch".into())),
         })
         .collect()
+}
+
+/// `GatherND` and `ScatterND` with constant indices that take every sample to its own place, as exporters write masks
+/// and shifted labels: the batch dim of the result.
+fn by_index(graph: &Graph, n: &Node, state: &[Batch]) -> Option<usize> {
+    let of = |i: usize| state[n.inputs[i].index()];
+    let gathers = n.op.name() == "GatherND" && n.op.get_int("batch_dims") == 0;
+    let scatters = n.op.name() == "ScatterND" && n.op.attr("reduction") == Some(&Attr::Str("none".into()));
+    if !(gathers || scatters) || of(1) != Batch::Free {
+        return None;
+    }
+    let indices = constant(graph, n.inputs[1], &mut BTreeMap::new())?;
+    let (&depth, places) = indices.dims().split_last()?;
+    let rows = convert::to_f64(indices.dtype(), indices.bytes());
+    // Whether coordinate `d` of every index is the place along dim `j` of the indices.
+    let own = |d: usize, j: usize| {
+        let inner: usize = places[j + 1..].iter().product();
+        let sizes = graph.ty(n.inputs[0]).dims[d] == places[j];
+        sizes && rows.chunks(depth).enumerate().all(|(at, row)| row[d] == (at / inner % places[j]) as f64)
+    };
+    match (of(0), n.inputs.get(2).map(|_| of(2))) {
+        (Batch::Dim(d), None) if d < depth => (0..places.len()).find(|j| own(d, *j)),
+        (Batch::Dim(d), Some(Batch::Free)) if d < depth => (0..places.len()).any(|j| own(d, j)).then_some(d),
+        (Batch::Dim(d), Some(Batch::Dim(j))) if d < depth && j < places.len() => Some(d).filter(|d| own(*d, j)),
+        (Batch::Free, Some(Batch::Dim(j))) if j < places.len() => (0..depth).find(|d| own(*d, j)),
+        _ => None,
+    }
+}
+
+/// The content of a value that depends on no input and no state.
+fn constant(graph: &Graph, v: ValueId, known: &mut BTreeMap<ValueId, Option<Arc<Tensor>>>) -> Option<Arc<Tensor>> {
+    if let Some(t) = known.get(&v) {
+        return t.clone();
+    }
+    let t = match &graph.value(v).def {
+        Def::Const(t) => Some(t.clone()),
+        Def::Node(id, at) => {
+            let n = graph.node(*id);
+            let operands: Option<Vec<_>> = n.inputs.iter().map(|i| constant(graph, *i, known)).collect();
+            let results = operands.and_then(|x| interp::apply(&n.op, &x, &graph.output_types(n)).ok());
+            results.map(|mut r| Arc::new(r.swap_remove(*at)))
+        }
+        Def::Input(_) | Def::State(_) => None,
+    };
+    known.insert(v, t.clone());
+    t
 }

@@ -27,7 +27,6 @@ use crate::builder::Builder;
 use crate::graph::{Def, Graph, NodeId, Section, ValueId};
 use crate::op::OpError;
 use crate::rewrite::{self, RewriteError};
-use crate::verify::ACCUMULATE;
 
 /// What is recomputed in the backward pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,7 +91,7 @@ pub fn originals(graph: &Graph) -> Vec<Option<NodeId>> {
 /// micro-batches aside, which are taken as they arise.
 pub fn kept(graph: &Graph) -> Vec<ValueId> {
     let mut read = vec![false; graph.values.len()];
-    for n in graph.nodes.iter().filter(|n| n.section == Section::Backward && n.op.name() != ACCUMULATE) {
+    for n in graph.nodes.iter().filter(|n| n.section == Section::Backward && !n.is_accumulate()) {
         n.inputs.iter().for_each(|v| read[v.index()] = true);
     }
     let stays = |v: &ValueId| match graph.value(*v).def {
@@ -130,7 +129,7 @@ impl Regions {
             let n = graph.node(id);
             let reader = match n.section {
                 Section::Forward => Some(id),
-                Section::Backward if n.op.name() != ACCUMULATE => n.of,
+                Section::Backward if !n.is_accumulate() => n.of,
                 _ => None,
             };
             let here = reader.map(|r| of[r.index()].0);
@@ -180,7 +179,7 @@ impl Copier<'_> {
             return Ok(results);
         }
         let mut operands = operands.to_vec();
-        if let (Section::Backward, Some(of), true) = (n.section, n.of, n.op.name() != ACCUMULATE) {
+        if let (Section::Backward, Some(of), true) = (n.section, n.of, !n.is_accumulate()) {
             let wanted: Vec<NodeId> = n.inputs.iter().filter_map(|&v| self.source(v, of)).collect();
             self.copy(b, wanted)?;
             for (operand, &v) in operands.iter_mut().zip(&n.inputs) {

@@ -15,14 +15,10 @@ use autoshard_ir::Type;
 use autoshard_ir::factor::ReduceKind;
 
 use crate::device::Mem;
-use crate::program::{Place, Rank};
+use crate::program::{List, Place, Rank};
 
 /// A kind of communicator.
 pub struct CommKind {
-    /// Its name on the command line.
-    pub name: &'static str,
-    /// One line for the help text.
-    pub doc: &'static str,
     /// Connects all ranks, and returns the communicators of those that live in this process.
     pub connect: fn(World) -> Connected,
 }
@@ -30,26 +26,17 @@ pub struct CommKind {
 /// Communicators of the ranks that live in this process, by rank.
 pub type Connected = Result<Vec<Box<dyn Communicator>>, CommError>;
 
-/// Every kind of communicator; the first is the default.
+/// Every kind of communicator; the first is the one that is used.
 pub static TABLE: &[CommKind] = &[threads::KIND];
-
-/// The kind of that name.
-pub fn find(name: &str) -> Option<&'static CommKind> {
-    TABLE.iter().find(|k| k.name == name)
-}
 
 /// What is to be connected.
 #[derive(Debug, Clone, Copy)]
 pub struct World {
     /// The number of ranks.
     pub ranks: usize,
-    /// When all ranks wait and nothing has moved for this long, the run is ended; when some rank still computes, after
-    /// [`PATIENCE`] times as long.
+    /// When all ranks wait and nothing has moved for this long, the run is ended. A rank that computes may take its time.
     pub watchdog: Duration,
 }
-
-/// How much longer a rank that computes may be silent than ranks that all wait.
-pub const PATIENCE: u32 = 10;
 
 /// A group opened by [`Communicator::open_group`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,12 +53,20 @@ pub enum Tag {
     Update(u32),
 }
 
+impl Tag {
+    /// Of the message with that number of a list, when it runs for that micro-batch.
+    pub fn of(list: List, micro_batch: Option<usize>, number: u32) -> Tag {
+        match (list, micro_batch) {
+            (List::Prologue, _) => Tag::Prologue(number),
+            (_, Some(m)) => Tag::MicroBatch(m, number),
+            (_, None) => Tag::Update(number),
+        }
+    }
+}
+
 /// What one rank uses to exchange data with others. Memory that is passed must not overlap, except that the output of
 /// `all_reduce` may be its input.
 pub trait Communicator: Send {
-    /// The name of its kind.
-    fn kind(&self) -> &'static str;
-
     /// This rank.
     fn rank(&self) -> Rank;
 
@@ -86,12 +81,6 @@ pub trait Communicator: Send {
     /// # Errors
     /// [`CommError::Aborted`] once another rank has failed.
     fn enter(&mut self, place: Option<Place>) -> Result<(), CommError>;
-
-    /// Returns when all members have called it.
-    ///
-    /// # Errors
-    /// Another rank's failure; ranks that are stuck.
-    fn barrier(&mut self, group: Group) -> Result<(), CommError>;
 
     /// Combines the inputs of all members; each gets the whole.
     ///
@@ -193,7 +182,4 @@ pub enum CommError {
     /// Members of a group called different things, or memory does not fit: a program that the verifier would refuse.
     #[error("{0}")]
     Mismatch(String),
-    /// The communicator cannot be used here.
-    #[error("{0}")]
-    Unavailable(String),
 }

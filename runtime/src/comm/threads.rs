@@ -15,15 +15,13 @@ use std::time::{Duration, Instant};
 use autoshard_ir::Type;
 use autoshard_ir::factor::ReduceKind;
 
-use super::{CommError, CommKind, Communicator, Failure, Group, PATIENCE, Tag, World, reduce};
+use super::{CommError, CommKind, Communicator, Failure, Group, Tag, World, reduce};
 use crate::boxes::{self, BoxCopy};
 use crate::device::Mem;
 use crate::program::{Place, Rank};
 
 /// The entry of the table.
 pub const KIND: CommKind = CommKind {
-    name: "threads",
-    doc: "virtual ranks, threads of one process",
     connect: |world| Ok(connect(world).into_iter().map(|c| Box::new(c) as Box<dyn Communicator>).collect()),
 };
 
@@ -58,7 +56,7 @@ enum Wait {
 struct Shared {
     watchdog: Duration,
     groups: Mutex<BTreeMap<Vec<Rank>, Arc<Cell>>>,
-    /// By sender and receiver: `from * ranks + to`.
+    /// By receiver.
     mail: Vec<Mailbox>,
     status: Vec<Mutex<Status>>,
     /// Grows whenever any rank gets on.
@@ -96,7 +94,7 @@ struct Post {
 
 #[derive(Default)]
 struct Mailbox {
-    messages: Mutex<VecDeque<(Tag, Vec<u8>)>>,
+    messages: Mutex<VecDeque<(Rank, Tag, Vec<u8>)>>,
     arrived: Condvar,
 }
 
@@ -155,7 +153,7 @@ impl Shared {
                 (seen, since) = (now, Instant::now());
             } else if since.elapsed() >= self.watchdog {
                 let busy = self.status.iter().any(|s| matches!(lock(s).wait, Wait::No));
-                if !busy || since.elapsed() >= self.watchdog.saturating_mul(PATIENCE) {
+                if !busy {
                     if let Some(r) = ready(&mut guard) {
                         return Ok(r);
                     }
@@ -198,19 +196,18 @@ pub fn connect(world: World) -> Vec<Threads> {
     let shared = Arc::new(Shared {
         watchdog: world.watchdog,
         groups: Mutex::default(),
-        mail: (0..n * n).map(|_| Mailbox::default()).collect(),
+        mail: (0..n).map(|_| Mailbox::default()).collect(),
         status: (0..n).map(|_| Mutex::default()).collect(),
         moves: AtomicU64::new(0),
         aborted: AtomicBool::new(false),
         failure: Mutex::new(None),
     });
-    (0..n as u32).map(|r| Threads { rank: Rank(r), world: n, shared: shared.clone(), groups: Vec::new() }).collect()
+    (0..n as u32).map(|r| Threads { rank: Rank(r), shared: shared.clone(), groups: Vec::new() }).collect()
 }
 
 /// The communicator of one virtual rank.
 pub struct Threads {
     rank: Rank,
-    world: usize,
     shared: Arc<Shared>,
     /// Groups that this rank opened, and its position in them.
     groups: Vec<(Arc<Cell>, usize)>,
@@ -240,9 +237,9 @@ impl Threads {
         }
         self.waiting(Wait::Meet { call, members: cell.members.clone() });
         let done = |m: &mut Meeting| (m.generation != generation).then(|| m.published.clone());
-        let result = self.shared.wait(m, &cell.changed, done);
+        let posts = self.shared.wait(m, &cell.changed, done)?;
         self.waiting(Wait::No);
-        result
+        Ok(posts)
     }
 
     /// The first meeting of a collective: where the memory of all members is. They must have called the same.
@@ -270,13 +267,9 @@ impl Threads {
 
     /// The last meeting: nobody needs the others' memory any more.
     fn end(&self, group: Group) -> Result<(), CommError> {
-        self.meet(group, Post { call: "the end of a collective", ..Post::default() }).map(|_| ())
-    }
-}
-
-impl Default for Post {
-    fn default() -> Post {
-        Post { call: "barrier", ty: None, parameters: (0, 0, None), input: None, output: None }
+        let nothing =
+            Post { call: "the end of a collective", ty: None, parameters: (0, 0, None), input: None, output: None };
+        self.meet(group, nothing).map(|_| ())
     }
 }
 
@@ -293,17 +286,13 @@ fn inputs(posts: &[Post]) -> Vec<*const u8> {
 }
 
 impl Communicator for Threads {
-    fn kind(&self) -> &'static str {
-        KIND.name
-    }
-
     fn rank(&self) -> Rank {
         self.rank
     }
 
     fn open_group(&mut self, members: &[Rank]) -> Result<Group, CommError> {
         let me = members.iter().position(|r| *r == self.rank);
-        let (Some(me), true) = (me, members.iter().all(|r| (r.0 as usize) < self.world)) else {
+        let (Some(me), true) = (me, members.iter().all(|r| (r.0 as usize) < self.shared.status.len())) else {
             return Err(CommError::Mismatch(format!("rank {} is not of the group {members:?}", self.rank.0)));
         };
         let mut groups = lock(&self.shared.groups);
@@ -319,10 +308,6 @@ impl Communicator for Threads {
         self.shared.moved();
         *lock(&self.shared.status[self.rank.0 as usize]) = Status { place, wait: Wait::No };
         self.shared.check()
-    }
-
-    fn barrier(&mut self, group: Group) -> Result<(), CommError> {
-        self.begin(group, Post::default()).map(|_| ())
     }
 
     fn all_reduce(
@@ -502,23 +487,22 @@ impl Communicator for Threads {
         self.shared.moved();
         // SAFETY: the memory is this rank's own, and only read while this call lasts.
         let bytes = unsafe { std::slice::from_raw_parts(input.address(), input.bytes()) }.to_vec();
-        let mailbox = &self.shared.mail[self.rank.0 as usize * self.world + to.0 as usize];
-        lock(&mailbox.messages).push_back((tag, bytes));
+        let mailbox = &self.shared.mail[to.0 as usize];
+        lock(&mailbox.messages).push_back((self.rank, tag, bytes));
         mailbox.arrived.notify_all();
         Ok(())
     }
 
     fn recv(&mut self, from: Rank, tag: Tag, output: Mem) -> Result<(), CommError> {
-        let mailbox = &self.shared.mail[from.0 as usize * self.world + self.rank.0 as usize];
+        let mailbox = &self.shared.mail[self.rank.0 as usize];
         self.shared.moved();
         self.waiting(Wait::Message { from, tag });
-        let take = |queue: &mut VecDeque<(Tag, Vec<u8>)>| {
-            let at = queue.iter().position(|(t, _)| *t == tag)?;
+        let take = |queue: &mut VecDeque<(Rank, Tag, Vec<u8>)>| {
+            let at = queue.iter().position(|(f, t, _)| (*f, *t) == (from, tag))?;
             queue.remove(at)
         };
-        let message = self.shared.wait(lock(&mailbox.messages), &mailbox.arrived, take);
+        let (_, _, bytes) = self.shared.wait(lock(&mailbox.messages), &mailbox.arrived, take)?;
         self.waiting(Wait::No);
-        let (_, bytes) = message?;
         fits("the buffer of a receive", output, bytes.len())?;
         // SAFETY: lengths agree; the memory is this rank's own while this call lasts.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), output.address(), bytes.len()) };

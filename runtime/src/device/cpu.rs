@@ -16,12 +16,8 @@ use super::{Device, DeviceError, DeviceKind, Layout, Mem, Shard, Span};
 use crate::boxes::{self, BoxCopy};
 
 /// The entry of the table.
-pub const KIND: DeviceKind = DeviceKind {
-    name: "cpu",
-    doc: "kernels of the operator table in host memory; ranks are virtual",
-    open: |_, layout| Ok(Box::new(Cpu::new(layout)?)),
-    available: crate::memory::available,
-};
+pub const KIND: DeviceKind =
+    DeviceKind { open: |_, layout| Ok(Box::new(Cpu::new(layout)?)), available: crate::memory::available };
 
 /// A block of zeroed bytes, aligned to [`ALIGN`].
 struct Block {
@@ -108,10 +104,6 @@ fn same_length(a: usize, b: usize) -> Result<(), DeviceError> {
 }
 
 impl Device for Cpu {
-    fn kind(&self) -> &'static str {
-        KIND.name
-    }
-
     fn upload(&mut self, bytes: &[u8], to: Span) -> Result<(), DeviceError> {
         self.arena.check(to)?;
         same_length(bytes.len(), to.bytes)?;

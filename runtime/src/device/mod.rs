@@ -12,23 +12,14 @@ use autoshard_ir::{Op, Type};
 
 /// A kind of device.
 pub struct DeviceKind {
-    /// Its name on the command line.
-    pub name: &'static str,
-    /// One line for the help text.
-    pub doc: &'static str,
     /// Makes the device of one rank, with its arena. `local` counts the ranks of this host.
     pub open: fn(local: usize, layout: Layout) -> Result<Box<dyn Device>, DeviceError>,
     /// Bytes free for the arenas of all ranks of this host, where that can be known.
     pub available: fn() -> Option<u64>,
 }
 
-/// Every kind of device; the first is the default.
+/// Every kind of device; the first is the one that is used.
 pub static TABLE: &[DeviceKind] = &[cpu::KIND];
-
-/// The kind of that name.
-pub fn find(name: &str) -> Option<&'static DeviceKind> {
-    TABLE.iter().find(|k| k.name == name)
-}
 
 /// What a device must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,9 +99,6 @@ impl Mem {
 
 /// What computes: one per rank. All spans must lie in the arena: others are refused with an error.
 pub trait Device: Send {
-    /// The name of its kind.
-    fn kind(&self) -> &'static str;
-
     /// Copies bytes from the host into the arena.
     ///
     /// # Errors

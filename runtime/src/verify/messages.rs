@@ -26,12 +26,7 @@ fn steps(instrs: &[Instr], list: List, micro_batch: Option<usize>) -> impl Itera
             Instr::Recv { output, from, tag } => (*from, *tag, *output, false),
             _ => return None,
         };
-        let tag = match (list, micro_batch) {
-            (List::Prologue, _) => Tag::Prologue(tag),
-            (_, Some(m)) => Tag::MicroBatch(m, tag),
-            (_, None) => Tag::Update(tag),
-        };
-        Some(Step { list, index, tag, other, buffer, sends })
+        Some(Step { list, index, tag: Tag::of(list, micro_batch, tag), other, buffer, sends })
     })
 }
 

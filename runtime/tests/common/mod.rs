@@ -65,8 +65,9 @@ impl JobBuilder {
         init: Option<Tensor>,
     ) -> BufferId {
         let buffer = self.buffer(stage, name, global, shards, Region::Persistent);
+        let kind = if init.is_some() { StateKind::Parameter } else { StateKind::Optimizer };
         let init = init.map(|t| weight(name, t));
-        let slot = StateSlot { name: name.into(), kind: StateKind::Parameter, buffer, init };
+        let slot = StateSlot { name: name.into(), kind, buffer, init };
         self.job.stages[stage].states.push(slot);
         buffer
     }
@@ -142,7 +143,7 @@ pub fn numbers(ty: &Type, salt: usize) -> Tensor {
 
 /// A box of a tensor.
 pub fn cut(t: &Tensor, region: &[Range<usize>]) -> Tensor {
-    autoshard_runtime::session::part(t, region)
+    autoshard_runtime::boxes::part(t, region)
 }
 
 pub fn map<const N: usize>(list: [(&str, Tensor); N]) -> BTreeMap<String, Tensor> {

@@ -109,7 +109,7 @@ pub fn stage(
     let mut expected: BTreeMap<(StageId, List), BTreeMap<u32, ValueId>> = BTreeMap::new();
     for (v, by_stage) in &transfers.of {
         if let (Some(t), Some((from, _))) = (by_stage.get(&stage), crate::transfer::home(graph, a, specs, *v))
-            && t.list != List::Prologue
+            && !matches!(graph.value(*v).def, Def::State(_))
         {
             expected.entry((from, t.list)).or_default().insert(t.tag, *v);
         }
@@ -117,9 +117,13 @@ pub fn stage(
     let versions = HashMap::new();
     let mut p = Partition { graph, a, stage, specs, transfers, out, versions, expected, list: List::Prologue };
     p.states()?;
-    for (list, section) in
-        [(List::Forward, Section::Forward), (List::Backward, Section::Backward), (List::Update, Section::Update)]
-    {
+    let sections = [
+        (List::Prologue, Section::Forward),
+        (List::Forward, Section::Forward),
+        (List::Backward, Section::Backward),
+        (List::Update, Section::Update),
+    ];
+    for (list, section) in sections {
         p.list = list;
         p.section(section)?;
     }
@@ -199,20 +203,21 @@ impl Partition<'_> {
         Ok(())
     }
 
-    /// All nodes of a section that this stage runs.
+    /// All nodes of a section that this stage runs in the current list.
     fn section(&mut self, section: Section) -> Result<(), CompileError> {
         let last_use = self.last_reads_of_states(section);
         let mut pending: Vec<(usize, autoshard_ir::StateId, BufferId)> = Vec::new();
-        match section {
-            Section::Forward if self.stage == StageId(0) => {
+        match self.list {
+            List::Forward if self.stage == StageId(0) => {
                 self.fetch_unmade(|d| matches!(d, Def::Input(_) | Def::Const(_)))?;
             }
-            Section::Update => self.sums()?,
+            List::Update => self.sums()?,
             _ => {}
         }
         for id in self.graph.node_ids() {
             let n = self.graph.node(id);
-            if n.section != section || !self.transfers.runs[id.index()].contains(&self.stage) {
+            let here = n.section == section && self.transfers.once[id.index()] == (self.list == List::Prologue);
+            if !here || !self.transfers.runs[id.index()].contains(&self.stage) {
                 continue;
             }
             self.node(id)?;
@@ -229,7 +234,7 @@ impl Partition<'_> {
         for (_, s, new) in pending {
             self.write(s, new)?;
         }
-        if section == Section::Forward {
+        if matches!(self.list, List::Prologue | List::Forward) {
             self.late_receives()?;
         }
         Ok(())
@@ -255,8 +260,8 @@ impl Partition<'_> {
         }
         let mut outputs = Vec::with_capacity(n.outputs.len());
         for (i, &v) in n.outputs.iter().enumerate() {
-            let buffer = self.buffer(v, &specs.outputs[i], Lasting::ByUse)?;
-            self.add_version(v, specs.outputs[i].clone(), buffer, false);
+            let buffer = self.buffer(v, &specs.outputs[i], self.lasting())?;
+            self.add_version(v, specs.outputs[i].clone(), buffer, self.list == List::Prologue);
             outputs.push(buffer);
         }
         let name = if n.scope.is_empty() { n.name.clone() } else { format!("{}: {}", n.scope, n.name) };
@@ -377,7 +382,7 @@ impl Partition<'_> {
             let at_home = self.a.home[s.index()] == self.stage;
             let Some(w) = state.write.filter(|w| *w != state.read && at_home) else { continue };
             let due = match self.graph.producer(w) {
-                Some(n) => list_of(self.graph, n) == self.list && !self.transfers.runs[n.index()].contains(&self.stage),
+                Some(n) => list_of(self.graph, &self.transfers.once, n) == self.list && !self.transfers.runs[n.index()].contains(&self.stage),
                 None => self.list == List::Update,
             };
             if due {
@@ -388,7 +393,12 @@ impl Partition<'_> {
         Ok(())
     }
 
-    /// Receives what only the backward list uses of the values made in forward lists.
+    /// How long results of the current list live: those of the prologue serve all micro-batches.
+    fn lasting(&self) -> Lasting {
+        if self.list == List::Prologue { Lasting::Persistent } else { Lasting::ByUse }
+    }
+
+    /// Receives what only later lists use of the values made in this one by other stages.
     fn late_receives(&mut self) -> Result<(), CompileError> {
         (0..self.a.stages).try_for_each(|from| self.receive_up_to(StageId(from as u16), u32::MAX))
     }
@@ -400,9 +410,9 @@ impl Partition<'_> {
         let now = std::mem::replace(due, later);
         for (tag, v) in now {
             let spec = self.transfers.of[&v][&self.stage].spec.clone();
-            let output = self.buffer(v, &spec, Lasting::ByUse)?;
+            let output = self.buffer(v, &spec, self.lasting())?;
             self.push(Instr::Recv { output, from: from.0.into(), tag });
-            self.add_version(v, spec, output, false);
+            self.add_version(v, spec, output, self.list == List::Prologue);
         }
         Ok(())
     }

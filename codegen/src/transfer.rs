@@ -1,14 +1,15 @@
 //! What crosses pipeline stages: which value, from where to where, in which list, lying how.
 //!
 //! A value goes directly from its producer's stage to every stage that uses it, once per micro-batch (states: once per
-//! step). It travels in the spec, of the producer's and the first consumer's, that makes the message smaller; partial
-//! sums are combined before. Nodes that run `everywhere` send nothing.
+//! step). How it lies while it travels: see [`travels`]. Nodes that run `everywhere` send nothing.
 
 use std::collections::BTreeMap;
 
 use autoshard_ir::graph::{Def, Section};
 use autoshard_ir::{Graph, NodeId, ValueId};
 use autoshard_planner::assignment::{Assignment, StageId};
+use autoshard_planner::kernels;
+use autoshard_planner::reshard::travels;
 use autoshard_planner::spec::Spec;
 use autoshard_runtime::program::List;
 
@@ -32,6 +33,8 @@ pub struct Transfers {
     pub of: BTreeMap<ValueId, BTreeMap<StageId, Transfer>>,
     /// Per node, the stages that run it.
     pub runs: Vec<Vec<StageId>>,
+    /// Per node, whether it runs once for all micro-batches.
+    pub once: Vec<bool>,
 }
 
 /// The spec in which a value first lies; `None` for constants, which are written as they are wanted.
@@ -87,26 +90,24 @@ pub fn transfers(graph: &Graph, a: &Assignment, specs: &[NodeSpecs]) -> Result<T
             wanted.entry(w).or_default().push((a.home[s], a.storage[s].clone()));
         }
     }
+    let once = kernels::once(graph, a.micro_batches);
     let mut of: BTreeMap<ValueId, BTreeMap<StageId, Transfer>> = BTreeMap::new();
     for (v, wants) in wanted {
         let Some((from, made)) = home(graph, a, specs, v) else { continue };
         let list = match graph.value(v).def {
-            Def::Node(n, _) => list_of(graph, n),
+            Def::Node(n, _) => list_of(graph, &once, n),
             _ => List::Prologue,
         };
         for (to, want) in wants {
             if to == from || of.get(&v).is_some_and(|m| m.contains_key(&to)) {
                 continue;
             }
-            let whole = |s: &Spec| Spec { dims: s.dims.clone(), partial: Vec::new() };
-            let (made, want) = (whole(&made), whole(&want));
-            let bytes = |s: &Spec| s.local(graph.ty(v), &a.mesh).map(|t| t.bytes());
-            let spec = if bytes(&made) < bytes(&want) { made } else { want };
+            let spec = travels(&made, &want, graph.ty(v), &a.mesh);
             of.entry(v).or_default().insert(to, Transfer { spec, list, tag: 0 });
         }
     }
     number(graph, &mut of);
-    Ok(Transfers { of, runs })
+    Ok(Transfers { of, runs, once })
 }
 
 /// Numbers transfers in the order in which lists send them: states by id; sums over micro-batches first in `Update`;
@@ -128,10 +129,13 @@ fn number(graph: &Graph, of: &mut BTreeMap<ValueId, BTreeMap<StageId, Transfer>>
     }
 }
 
-/// The list that a node is in. An `Accumulate` is in its section's list, but what it gives is there after the last
-/// micro-batch only, so it crosses stages in `Update`.
-pub fn list_of(graph: &Graph, n: NodeId) -> List {
+/// The list that a node is in: what runs once, in the prologue. An `Accumulate` is in its section's list, but what it gives
+/// is there after the last micro-batch only, so it crosses stages in `Update`.
+pub fn list_of(graph: &Graph, once: &[bool], n: NodeId) -> List {
     let node = graph.node(n);
+    if once[n.index()] {
+        return List::Prologue;
+    }
     if node.is_accumulate() {
         return List::Update;
     }

@@ -149,7 +149,7 @@ impl Formulation {
         let Step { graph, blocks, stages, pace } = step;
         let mesh = times.mesh();
         let weights = Weights::new(pace, stages.count);
-        let classes = Classes::new(graph, blocks, times.execution().kernels);
+        let classes = Classes::new(graph, blocks, times.execution().kernels, pace.micro_batches);
         let counted = |class: u32| if counts.is_none_or(|c| c[class as usize]) { 1.0 } else { 0.0 };
         let (nc, sc) = (space.choices.len(), space.storage.len());
         let mut draft = Draft { costs: Vec::new(), edges: BTreeMap::new() };

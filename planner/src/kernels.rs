@@ -34,8 +34,8 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Of a step. `accumulates`: there are several micro-batches.
-    pub fn new(graph: &Graph, blocks: &Blocks, kernels: Kernels) -> Classes {
+    /// Of a step.
+    pub fn new(graph: &Graph, blocks: &Blocks, kernels: Kernels, micro_batches: usize) -> Classes {
         let family: Vec<Family> = blocks
             .nodes
             .iter()
@@ -72,7 +72,7 @@ impl Classes {
             each.reduce(|a, b| Fused { inputs: both(a.inputs, b.inputs), outputs: both(a.outputs, b.outputs) })
                 .unwrap_or_default()
         };
-        let once = of_states(graph);
+        let once = once(graph, micro_batches);
         Classes {
             fused: blocks.nodes.iter().map(all).collect(),
             once: blocks.nodes.iter().map(|members| members.iter().all(|n| once[n.index()])).collect(),
@@ -83,25 +83,20 @@ impl Classes {
     pub fn fused(&self, class: usize) -> &Fused {
         &self.fused[class]
     }
-    /// Whether a class depends on states alone: it is computed once in a step, for all micro-batches.
+    /// Whether a class runs once in a step, see [`once`].
     pub fn once(&self, class: usize) -> bool {
         self.once[class]
     }
 }
 
-/// The forward nodes that depend on states and constants alone, on a state at least: casts of parameters.
-pub fn of_states(graph: &Graph) -> Vec<bool> {
-    let free = graph.stateless();
-    let mut once = vec![false; graph.nodes.len()];
-    for id in graph.node_ids() {
-        let n: &Node = graph.node(id);
-        let operand = |v: &autoshard_ir::graph::ValueId| match graph.value(*v).def {
-            Def::State(_) | Def::Const(_) => true,
-            Def::Node(p, _) => once[p.index()],
-            Def::Input(_) => false,
-        };
-        once[id.index()] =
-            n.section == Section::Forward && !free[id.index()] && !n.inputs.is_empty() && n.inputs.iter().all(operand);
-    }
-    once
+/// The nodes that run once in a step, for all micro-batches: casts of parameters to the compute precision. With one
+/// micro-batch there is nothing to save.
+pub fn once(graph: &Graph, micro_batches: usize) -> Vec<bool> {
+    let trains = graph.nodes.iter().any(|n| n.section == Section::Backward);
+    let cast = |n: &Node| {
+        n.section == Section::Forward
+            && n.op.name() == "Cast"
+            && n.inputs.iter().all(|v| matches!(graph.value(*v).def, Def::State(_)))
+    };
+    graph.nodes.iter().map(|n| trains && micro_batches > 1 && cast(n)).collect()
 }

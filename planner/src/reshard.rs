@@ -233,6 +233,28 @@ pub fn weight(from: &Spec, steps: &[Step], ty: &Type, mesh: &Mesh) -> u64 {
     total
 }
 
+/// How a value that lies as `made` travels to another stage that wants it as `wanted`: without partial sums, in the smaller of
+/// both; and if ranks have the same, each sends a part, which the receiving stage gathers over its faster links
+/// (Narayanan et al. 2021, section 4.1).
+pub fn travels(made: &Spec, wanted: &Spec, ty: &Type, mesh: &Mesh) -> Spec {
+    let whole = |s: &Spec| Spec { dims: s.dims.clone(), partial: Vec::new() };
+    let mut parts = whole(made);
+    for axis in mesh.ids().filter(|&a| mesh.size(a) > 1 && !made.dims.iter().flatten().any(|x| *x == a)) {
+        let mut finer = (0..ty.rank()).map(|d| {
+            let mut finer = parts.clone();
+            finer.dims[d].push(axis);
+            finer
+        });
+        if let Some(finer) = finer.find(|s| s.local(ty, mesh).is_some()) {
+            parts = finer;
+        }
+    }
+    // Of equals the first.
+    let bytes = |s: &Spec| local_bytes(s, ty, mesh);
+    let least = if bytes(wanted) < bytes(made) { whole(wanted) } else { whole(made) };
+    if bytes(&parts) < bytes(&least) { parts } else { least }
+}
+
 /// Bytes of one rank's part of a value.
 pub fn local_bytes(spec: &Spec, ty: &Type, mesh: &Mesh) -> u64 {
     let parts: usize = (0..spec.dims.len()).map(|d| spec.parts(d, mesh)).product();

@@ -462,7 +462,7 @@ impl<'a> Search<'a> {
     fn least(&self, step: &StepGraph, mesh: &Mesh) -> Result<Least, String> {
         let space = Space::new(step, mesh, &self.request.constraints).map_err(|e| e.to_string())?;
         let times = self.times(mesh);
-        let classes = Classes::new(&step.graph, &step.blocks, times.execution().kernels);
+        let classes = Classes::new(&step.graph, &step.blocks, times.execution().kernels, 1);
         let seconds = |(class, (members, choices)): (usize, (&Vec<NodeId>, &Vec<Choice>))| {
             let n = step.graph.node(members[0]);
             let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));

@@ -19,7 +19,7 @@ use crate::assignment::{Assignment, StageId};
 use crate::execution::Overlap;
 use crate::formulate::{Pace, crossings, kept};
 use crate::kernels::Classes;
-use crate::reshard::{local_bytes, versions};
+use crate::reshard::{local_bytes, travels, versions};
 use crate::space::ACCUMULATE;
 use crate::spec::{Spec, Strategy};
 use crate::stages::Stages;
@@ -120,15 +120,14 @@ pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Time
     let pace = Pace { micro_batches: a.micro_batches, schedule: a.schedule, chunks: execution.chunks };
     let mut sim = Simulation::new(graph, blocks, a, times);
     let mut found: Vec<StagePrediction> = (0..a.stages).map(|s| sim.stage(s, times)).collect();
+    let readers = graph.uses();
     let mut late = vec![true; graph.values.len()];
     for n in graph.nodes.iter().filter(|n| n.section != Section::Update) {
         n.inputs.iter().for_each(|v| late[v.index()] = false);
     }
     for (n, out, to) in crossings(graph, &stages) {
-        let spec = sim.result(n, out);
-        let bytes = local_bytes(&spec, graph.ty(graph.node(n).outputs[out]), &a.mesh);
+        let time = to.iter().map(|to| sim.sent(n, out, StageId(*to), &readers, times)).sum::<f64>();
         let stage = &mut found[a.stage[n.index()].0 as usize];
-        let time = to.len() as f64 * times.send(bytes, a.stages);
         match graph.node(n).section {
             // Sums over all micro-batches go once, and what depends on states alone.
             _ if late[graph.node(n).outputs[out].index()] || sim.once(n) => stage.update.communication_s += time,
@@ -173,7 +172,7 @@ struct Simulation<'a> {
 
 impl<'a> Simulation<'a> {
     fn new(graph: &'a Graph, blocks: &'a Blocks, a: &'a Assignment, times: &Times<'_>) -> Simulation<'a> {
-        let classes = Classes::new(graph, blocks, times.execution().kernels);
+        let classes = Classes::new(graph, blocks, times.execution().kernels, a.micro_batches);
         Simulation { graph, blocks, a, classes, rules: HashMap::new(), computed: HashMap::new(), made: HashMap::new() }
     }
     fn once(&self, n: NodeId) -> bool {
@@ -202,6 +201,24 @@ impl<'a> Simulation<'a> {
             Def::Input(i) => Some(self.a.inputs[i].clone()),
             Def::Const(_) => None,
         }
+    }
+    /// Seconds until a result has arrived in a stage, whole if it was sent in parts.
+    fn sent(&mut self, n: NodeId, out: usize, to: StageId, readers: &[Vec<NodeId>], times: &Times<'_>) -> f64 {
+        let (graph, a) = (self.graph, self.a);
+        let v = graph.node(n).outputs[out];
+        let (ty, made) = (graph.ty(v), self.result(n, out));
+        let first = readers[v.index()].iter().find(|r| a.stage[r.index()] == to);
+        let at = first.and_then(|r| Some((*r, graph.node(*r).inputs.iter().position(|x| *x == v)?)));
+        let wanted = at.map_or_else(|| made.clone(), |(r, operand)| self.operand(r, operand));
+        let whole = Spec { dims: made.dims.clone(), partial: Vec::new() };
+        let travels = travels(&made, &wanted, ty, &a.mesh);
+        let gathered = if travels == wanted || travels == whole {
+            0.0
+        } else {
+            versions(&travels, &[whole], ty, &a.mesh)
+                .map_or(0.0, |list| list.iter().map(|v| times.steps(&travels, &v.steps, ty).total_s).sum())
+        };
+        times.send(local_bytes(&travels, ty, &a.mesh), a.stages) + gathered
     }
     /// Whether a backward node is in the class of forward nodes.
     fn is_copy(&self, n: NodeId) -> bool {

@@ -98,7 +98,7 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
     /// When it runs.
     pub section: Section,
-    /// For backward and update nodes: the forward node that they serve (update nodes: none).
+    /// For backward nodes: the forward node that they serve.
     pub of: Option<NodeId>,
 }
 

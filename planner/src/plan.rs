@@ -10,6 +10,7 @@ use autoshard_cost_models::{Cluster, ClusterError};
 use autoshard_ir::factor::{FactorId, FactorRule};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::onnx::{Bindings, Model};
+use autoshard_ir::train::micro_batchable;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -424,6 +425,9 @@ impl Plan {
                 None if a.name != "pp" => {
                     return Err(PlanError::Mismatch(format!("unknown mesh axis `{}`", a.name)));
                 }
+                _ if self.mesh.axes.iter().filter(|other| other.name == a.name).count() > 1 => {
+                    return Err(PlanError::Mismatch(format!("mesh axis `{}` occurs twice", a.name)));
+                }
                 Some(name) if a.size > 1 => axes.push(MeshAxis { name, size: a.size }),
                 _ => {}
             }
@@ -471,16 +475,32 @@ impl Plan {
         if p.virtual_stages != 1 {
             return Err(mismatch(format!("{} virtual stages cannot be executed", p.virtual_stages)));
         }
+        let dp = mesh.find(AxisName::Dp).map_or(1, |a| mesh.size(a));
+        let batch = p.micro_batches.checked_mul(p.micro_batch_size).and_then(|n| n.checked_mul(dp));
+        if batch != Some(self.workload.global_batch) {
+            return Err(mismatch(format!(
+                "{} micro-batches of {} samples on dp={dp} are no batch of {}",
+                p.micro_batches, p.micro_batch_size, self.workload.global_batch
+            )));
+        }
         let forward = *p.cuts.last().unwrap_or(&0);
+        let nodes = self.workload.forward(graph).map_err(|e| PlanError::Graph(e.to_string()))?.nodes.len();
+        if forward != nodes {
+            return Err(mismatch(format!("{nodes} forward nodes, the plan has {forward}")));
+        }
         let stage = |n: usize| StageId(p.cuts.iter().position(|c| n < *c).unwrap_or(0) as u16);
         let stages: Vec<StageId> = if p.stages == 1 { Vec::new() } else { (0..forward).map(stage).collect() };
         let step = self
             .workload
             .step(graph, &stages, p.stages, self.recompute)
             .map_err(|e| PlanError::Graph(e.to_string()))?;
+        // A micro-batch of one does not show what couples samples.
+        if p.micro_batches > 1 && p.micro_batch_size * dp > 1 && let Err(reasons) = micro_batchable(&step.graph) {
+            let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+            return Err(mismatch(format!("it cuts what needs the whole batch: {}", reasons.join("; "))));
+        }
         let blocks = &step.blocks;
         let counts = [
-            ("forward nodes", step.forward, forward),
             ("operator classes", blocks.nodes.len(), self.operators.len()),
             ("state classes", blocks.states.len(), self.states.len()),
             ("inputs", step.graph.inputs.len(), self.inputs.len()),

@@ -84,8 +84,8 @@ fn sums_of_half_floats_on_the_way_to_small_results_do_not_overflow() {
 #[test]
 fn a_float_power_of_an_integer_is_exact_while_f64_is() {
     let y = constants(
-        vec![integers("x", &[1], &[3]), floats("e", &[], &[20.0])],
-        vec![node("Pow", &["x", "e"], &["y"])],
+        vec![integers("v", &[1], &[3]), floats("e", &[], &[20.0])],
+        vec![node("Pow", &["v", "e"], &["y"])],
         13,
     );
     assert_eq!(result(&y), [3f64.powi(20)]);
@@ -94,10 +94,10 @@ fn a_float_power_of_an_integer_is_exact_while_f64_is() {
 /// ONNX Runtime's skip norms default to an epsilon of 1e-12, not 1e-5.
 #[test]
 fn skip_norms_have_the_epsilon_of_onnx_runtime() {
-    let mut norm = node("SkipSimplifiedLayerNormalization", &["x", "x", "s"], &["y"]);
+    let mut norm = node("SkipSimplifiedLayerNormalization", &["v", "v", "s"], &["y"]);
     norm.set_domain("com.microsoft".into());
-    let x = floats("x", &[1, 2], &[1e-4, 1e-4]);
-    let y = result(&constants(vec![x, floats("s", &[2], &[1.0, 1.0])], vec![norm], 17));
+    let v = floats("v", &[1, 2], &[1e-4, 1e-4]);
+    let y = result(&constants(vec![v, floats("s", &[2], &[1.0, 1.0])], vec![norm], 17));
     assert!(y.iter().all(|y| (y - 1.0).abs() < 1e-3), "{y:?}");
 }
 

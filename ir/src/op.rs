@@ -357,3 +357,15 @@ pub struct OpError(pub String);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct KernelError(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::Attr;
+
+    /// Equal attributes have equal hashes: by bits, so that -0 is another padding than 0, and NaN the same as itself.
+    #[test]
+    fn numbers_are_compared_by_their_bits() {
+        assert_ne!(Attr::Float(0.0), Attr::Float(-0.0));
+        assert_eq!(Attr::Float(f64::NAN), Attr::Float(f64::NAN));
+    }
+}

@@ -22,6 +22,7 @@ use crate::search::Found;
 use crate::simulate::StagePrediction;
 use crate::space::specs;
 use crate::spec::{Spec, Strategy, Use};
+use crate::strategies::{Strategies, of_node};
 
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
@@ -495,7 +496,10 @@ impl Plan {
             .step(graph, &stages, p.stages, self.recompute)
             .map_err(|e| PlanError::Graph(e.to_string()))?;
         // A micro-batch of one does not show what couples samples.
-        if p.micro_batches > 1 && p.micro_batch_size * dp > 1 && let Err(reasons) = micro_batchable(&step.graph) {
+        if p.micro_batches > 1
+            && p.micro_batch_size * dp > 1
+            && let Err(reasons) = micro_batchable(&step.graph)
+        {
             let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
             return Err(mismatch(format!("it cuts what needs the whole batch: {}", reasons.join("; "))));
         }
@@ -520,11 +524,7 @@ impl Plan {
             if found != entry.count {
                 return Err(mismatch(format!("{} occurs {found} times, in the plan {} times", entry.op, entry.count)));
             }
-            if let Some(axis) = entry.strategy.keys().find(|k| mesh.axes.iter().all(|a| a.name.name() != **k)) {
-                return Err(mismatch(format!("operator {} is split over `{axis}`, which the mesh lacks", entry.op)));
-            }
-            let rule = n.op.factors(&step.graph.input_types(n), &step.graph.output_types(n));
-            strategies.push(parse_strategy(entry, &rule, &mesh).map_err(mismatch)?);
+            strategies.push(strategy_of(entry, &of_node(&step.graph, n, &mesh), &mesh).map_err(mismatch)?);
         }
         let find = |ty, text: &str, what: &str| {
             specs(ty, &mesh)
@@ -602,29 +602,17 @@ fn print_strategy(s: &Strategy, rule: &FactorRule, mesh: &Mesh) -> BTreeMap<Stri
     s.0.iter().enumerate().filter_map(axis).collect()
 }
 
-fn parse_strategy(entry: &OperatorEntry, rule: &FactorRule, mesh: &Mesh) -> Result<Strategy, String> {
-    let mut uses = Vec::new();
-    for axis in &mesh.axes {
-        let Some(text) = entry.strategy.get(axis.name.name()) else {
-            uses.push(Use::Replicate);
-            continue;
-        };
-        let split = (0..rule.factors.len() as u8)
-            .map(FactorId)
-            .find(|f| text.strip_prefix("split ") == Some(&factor_name(rule, *f)))
-            .map(Use::Split);
-        let linear = (0..rule.linear.len() as u8).find(|s| *text == format!("linear {s}")).map(Use::Linear);
-        let found = split.or(linear).ok_or_else(|| format!("operator {} has no strategy `{text}`", entry.op))?;
-        uses.push(found);
-    }
-    let strategy = Strategy(uses);
-    let show = |specs: Vec<Spec>| specs.iter().map(|s| s.show(mesh)).collect::<Vec<_>>();
-    let inputs = show((0..rule.inputs.len()).map(|i| strategy.input_spec(rule, i)).collect());
-    let outputs = show((0..rule.outputs.len()).map(|i| strategy.output_spec(rule, i)).collect());
-    if inputs != entry.inputs || outputs != entry.outputs {
+/// The legal strategy that an entry names.
+fn strategy_of(entry: &OperatorEntry, of: &Strategies, mesh: &Mesh) -> Result<Strategy, String> {
+    let named = of.list.iter().find(|c| print_strategy(&c.strategy, &of.rule, mesh) == entry.strategy);
+    let Some(choice) = named else {
+        return Err(format!("operator {} ({}) has no strategy {:?}", entry.op, entry.name, entry.strategy));
+    };
+    let show = |specs: &[Spec]| specs.iter().map(|s| s.show(mesh)).collect::<Vec<_>>();
+    if show(&choice.inputs) != entry.inputs || show(&choice.outputs) != entry.outputs {
         return Err(format!("operator {} ({}) has other specs than its strategy gives", entry.op, entry.name));
     }
-    Ok(strategy)
+    Ok(choice.strategy.clone())
 }
 
 fn predicted(found: &Found, cluster: &Cluster, batch: usize) -> Predicted {

@@ -8,7 +8,9 @@
 //! its copy in the backward pass.
 //!
 //! **The order.** Each candidate first gets a bound from the least time of every operator alone, and from the least that ranks do for
-//! their samples ([`spread`]); candidates are solved from the least bound on, until no bound is below the best plan found. A solved candidate is simulated: the simulation judges, the
+//! their samples ([`spread`]); candidates are solved from the least bound on, until no bound is below the best plan found.
+//! (Without any plan after half of the time, those come first that take the least memory: then the order depends on the clock.)
+//! A solved candidate is simulated: the simulation judges, the
 //! ILP's proven bound enters the certificate.
 //!
 //! **Memory.** The ILP's rows hold what is surely allocated. If the simulated peak exceeds the limit, what lives only
@@ -492,7 +494,11 @@ impl<'a> Search<'a> {
             let members = members.iter().filter(|m| apart.get(m.index()) != Some(&true));
             let (first, count) = (members.clone().next(), members.count());
             let time = seconds * count as f64;
-            if first.is_some_and(|m| step.graph.node(*m).section == Section::Update) { update += time } else { micro += time }
+            if first.is_some_and(|m| step.graph.node(*m).section == Section::Update) {
+                update += time
+            } else {
+                micro += time
+            }
         }
         if memory.total().0 <= self.limit && !self.memory() {
             let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));

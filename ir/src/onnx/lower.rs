@@ -384,7 +384,11 @@ impl<'m> Lowering<'m> {
         match (rule.lower)(&mut cx) {
             Ok(_) if !attrs.ignored().is_empty() => {
                 let names = attrs.ignored().join("`, `");
-                self.problem(name, op, format!("attribute `{names}` is not supported, or of a kind that it cannot be; export without it"));
+                self.problem(
+                    name,
+                    op,
+                    format!("attribute `{names}` is not supported, or of a kind that it cannot be; export without it"),
+                );
                 None
             }
             Ok(results) => Some(results.into_iter().map(Slot::Value).collect()),

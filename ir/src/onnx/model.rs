@@ -410,10 +410,8 @@ fn functions(proto: &ModelProto, problems: &mut Vec<Problem>) -> Functions {
 }
 
 /// Operands that are tables of the model and never learned: domain, operator, operands.
-const TABLES: &[(&str, &str, std::ops::Range<usize>)] = &[
-    ("", "BatchNormalization", 3..5),
-    ("", "RotaryEmbedding", 1..3),
-];
+const TABLES: &[(&str, &str, std::ops::Range<usize>)] =
+    &[("", "BatchNormalization", 3..5), ("", "RotaryEmbedding", 1..3)];
 
 /// The names that only such operands have: running statistics, tables of rotary embeddings.
 fn tables(nodes: &[NodeProto]) -> BTreeSet<String> {

@@ -43,12 +43,7 @@ pub(super) fn uses<'a>(nodes: &'a [NodeProto], order: &[usize], calls: &Calls<'a
 /// Uses of functions' operands that are known; those of one being looked at are none yet.
 type Known = HashMap<*const FunctionProto, Vec<Uses>>;
 
-fn within<'a>(
-    nodes: &'a [NodeProto],
-    order: &[usize],
-    calls: &Calls<'a>,
-    known: &mut Known,
-) -> HashMap<String, Uses> {
+fn within<'a>(nodes: &'a [NodeProto], order: &[usize], calls: &Calls<'a>, known: &mut Known) -> HashMap<String, Uses> {
     let mut found: HashMap<String, Uses> = HashMap::new();
     let mut origin: HashMap<&str, &str> = HashMap::new();
     for node in order.iter().map(|&at| &nodes[at]) {
@@ -191,10 +186,8 @@ mod tests {
             })
             .collect();
         let table = |n: &str| ["a", "square", "ones", "bias", "another table"].contains(&n);
-        let uses = named
-            .iter()
-            .map(|(n, _)| (n.to_string(), Uses { looked_up: table(n), multiplied: !table(n) }))
-            .collect();
+        let uses =
+            named.iter().map(|(n, _)| (n.to_string(), Uses { looked_up: table(n), multiplied: !table(n) })).collect();
         let found = find(named.iter().map(|(n, _)| *n), &weights, &uses, std::path::Path::new("m"), &[]);
         let list: Vec<String> = found.iter().map(|(n, o)| format!("{n}: {} {}", o.name, o.transposed)).collect();
         assert_eq!(list, ["same: a false", "square turned: square true", "turned: a true"]);

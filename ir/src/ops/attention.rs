@@ -260,11 +260,7 @@ fn work(op: &Op, inputs: &[Type], outputs: &[Type], products: f64) -> Work {
     let ([b, h, s, d], [_, _, t, e]) = (layout.sizes(&inputs[0].dims), layout.sizes(&inputs[2].dims));
     let pairs = (b * h * s) as f64 * mean_seen(&Attention::of(op), t as f64);
     let size = (d + e) as f64 / 2.0;
-    Work {
-        family: Family::Attention,
-        flops: 2.0 * products * pairs * size,
-        ..Work::memory(inputs, outputs, 0.0)
-    }
+    Work { family: Family::Attention, flops: 2.0 * products * pairs * size, ..Work::memory(inputs, outputs, 0.0) }
 }
 
 fn grad_op(op: &Op) -> Op {

@@ -443,6 +443,32 @@ mod tests {
         assert!(run(Op::new(&DIV), &a, &Tensor::i64([], &[0])).unwrap_err().contains("by zero"));
     }
 
+    /// Where a power does not change, its gradient is 0, not 0 times infinity.
+    #[test]
+    fn powers_of_zero_have_gradients() {
+        let mut b = Builder::new("power");
+        let ty = Type::new(DType::F32, [2]);
+        let read = |b: &mut Builder, name: &str| {
+            let kind = crate::graph::StateKind::Parameter;
+            let s = b.state(name, kind, ty.clone(), crate::graph::Init::Zeros, None);
+            b.graph().state(s).read
+        };
+        let (x, y) = (read(&mut b, "x"), read(&mut b, "y"));
+        let p = b.pow(x, y).unwrap();
+        let loss = b.reduce_sum(p, &[0], false).unwrap();
+        b.output("loss", loss, None);
+        let options = crate::train::TrainOptions { gradient_outputs: true, ..Default::default() };
+        let step = crate::train::train_step(&b.finish(), &options).unwrap();
+        let values = [Tensor::f32([2], &[0.0, 2.0]), Tensor::f32([2], &[0.0, 3.0])].map(std::sync::Arc::new);
+        let zeros = |v| std::sync::Arc::new(Tensor::zeros(step.ty(v).clone()));
+        let states: Vec<_> = (step.states.iter().enumerate())
+            .map(|(i, s)| values.get(i).cloned().unwrap_or_else(|| zeros(s.read)))
+            .collect();
+        let out = crate::interp::run(&step, &[], &states).unwrap().outputs;
+        assert_eq!(out[1].as_slice::<f32>(), [0.0, 12.0]);
+        assert_eq!(out[2].as_slice::<f32>()[0], 0.0);
+    }
+
     #[test]
     fn nan_passes_through_max() {
         let (a, b) = (Tensor::f32([2], &[f32::NAN, 1.0]), Tensor::f32([2], &[1.0, f32::NAN]));

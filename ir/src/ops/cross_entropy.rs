@@ -343,3 +343,21 @@ fn samples_grad() -> Vec<Sample> {
     };
     vec![case(&[6], 12), case(&[4, 6], 6)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_beyond_the_classes_is_an_error() {
+        let op = Op::new(&CROSS_ENTROPY_PARTS);
+        let x = Tensor::f32([2, 3], &[0.0; 6]);
+        let run = |labels: [i64; 2]| {
+            let labels = Tensor::i64([2], &labels);
+            let types = op.infer(&[x.ty().clone(), labels.ty().clone()]).unwrap();
+            crate::interp::apply(&op, &[&x, &labels], &types)
+        };
+        assert!(run([2, -100]).is_ok());
+        assert!(run([2, 3]).unwrap_err().0.contains("label 3 is none of 3 classes"));
+    }
+}

@@ -264,6 +264,7 @@ fn plans_that_contradict_themselves_are_refused() {
         refused(&|p| p.workload.global_batch = 9),
         refused(&|p| p.mesh.axes[1].name = "pp".into()),
         refused(&|p| p.mesh.axes[0].size = usize::MAX),
+        refused(&|p| drop(p.operators[0].strategy.insert("tp".into(), "split b".into()))),
     ];
     insta::assert_snapshot!(texts.join("\n"));
 }

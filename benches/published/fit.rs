@@ -19,7 +19,7 @@ const KNOBS: &[Knob] = &[
     ("sustained", |c| &mut c.sustained, 0.5, 1.1),
     ("attention", |c| &mut c.attention, 0.1, 0.8),
     ("stream", |c| &mut c.stream, 0.3, 0.95),
-    ("launch_us", |c| &mut c.launch_us, 2.0, 20.0),
+    ("launch_us", |c| &mut c.launch_us, 2.0, 10.0),
 ];
 
 /// Seconds of a step with other coefficients.

@@ -12,7 +12,7 @@ pub struct StageMemory {
     pub optimizer: u64,
     /// Gradients summed over micro-batches. With one micro-batch they lie among the activations.
     pub gradients: u64,
-    /// Constants, and parameters received from other stages.
+    /// Constants, parameters received from other stages, and casts of parameters that serve all micro-batches.
     pub constants: u64,
     /// What micro-batches in flight keep from forward to backward.
     pub activations: u64,

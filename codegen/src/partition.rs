@@ -382,7 +382,10 @@ impl Partition<'_> {
             let at_home = self.a.home[s.index()] == self.stage;
             let Some(w) = state.write.filter(|w| *w != state.read && at_home) else { continue };
             let due = match self.graph.producer(w) {
-                Some(n) => list_of(self.graph, &self.transfers.once, n) == self.list && !self.transfers.runs[n.index()].contains(&self.stage),
+                Some(n) => {
+                    list_of(self.graph, &self.transfers.once, n) == self.list
+                        && !self.transfers.runs[n.index()].contains(&self.stage)
+                }
                 None => self.list == List::Update,
             };
             if due {

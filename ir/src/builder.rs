@@ -157,20 +157,33 @@ impl Builder {
             self.shared.insert(key, folded.clone());
             return Ok(folded);
         }
+        let outputs = self.append(op.clone(), inputs, outs);
+        self.shared.insert(key, outputs.clone());
+        Ok(outputs)
+    }
+    /// Applies an operator in a node of its own, which no other application shares.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn emit_apart(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
+        let outs = op.infer(&types)?;
+        Ok(self.append(op, inputs, outs))
+    }
+    fn append(&mut self, op: Op, inputs: &[ValueId], outs: Vec<Type>) -> Vec<ValueId> {
         let id = NodeId(self.graph.nodes.len() as u32);
         let outputs: Vec<ValueId> =
             outs.into_iter().enumerate().map(|(i, ty)| self.value(String::new(), ty, Def::Node(id, i))).collect();
         self.graph.nodes.push(Node {
             name: self.name.clone(),
             scope: self.scope.clone(),
-            op: op.clone(),
+            op,
             inputs: inputs.to_vec(),
             outputs: outputs.clone(),
-            section,
+            section: self.section(),
             of: self.of,
         });
-        self.shared.insert(key, outputs.clone());
-        Ok(outputs)
+        outputs
     }
     /// [`emit`](Self::emit) of an operator with one result.
     pub fn emit1(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {

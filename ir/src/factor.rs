@@ -81,42 +81,6 @@ impl FactorRule {
         }
     }
 
-    /// A rule in Einstein notation, `"b i k, k j -> b i j"`, sizes read off the operands: one word per dim; `_` is a dim
-    /// that must stay whole. Results that lack a factor combine by `reduce`. A factor of size 1 is dropped. Panics on a
-    /// text that does not fit the types: a slip in this crate's own text.
-    pub fn einsum(text: &'static str, inputs: &[Type], outputs: &[Type], reduce: ReduceKind) -> FactorRule {
-        let (ins, outs) = text.split_once("->").expect("an arrow");
-        let words = |side: &'static str| -> Vec<Vec<&'static str>> {
-            side.split(',').map(|part| part.split_whitespace().collect()).collect()
-        };
-        let (ins, outs) = (words(ins), words(outs));
-        assert_eq!((ins.len(), outs.len()), (inputs.len(), outputs.len()), "{text}: operands and results");
-        let mut rule = FactorRule::replicate(inputs, outputs);
-        for (side, types, n) in [(&ins, inputs, 0), (&outs, outputs, 1)] {
-            for (at, (dims, ty)) in side.iter().zip(types).enumerate() {
-                assert_eq!(dims.len(), ty.rank(), "{text}: rank of {ty}");
-                for (d, &name) in dims.iter().enumerate() {
-                    if name == "_" || ty.dims[d] == 1 {
-                        continue;
-                    }
-                    let found = rule.factors.iter().position(|f| f.name == name);
-                    let id = found.unwrap_or_else(|| {
-                        rule.factors.push(Factor { name, size: ty.dims[d] });
-                        rule.factors.len() - 1
-                    });
-                    assert_eq!(rule.factors[id].size, ty.dims[d], "{text}: size of {name}");
-                    let slot = if n == 0 { &mut rule.inputs } else { &mut rule.outputs };
-                    slot[at][d] = Some(FactorId(id as u8));
-                }
-            }
-        }
-        for (dims, combine) in rule.outputs.iter().zip(&mut rule.combine) {
-            let lacks = (0..rule.factors.len()).any(|i| !dims.contains(&Some(FactorId(i as u8))));
-            *combine = lacks.then_some(reduce);
-        }
-        rule
-    }
-
     /// The rule of an elementwise operator with broadcasting: one factor per dim of the result.
     pub fn elementwise(inputs: &[Type], outputs: &[Type]) -> FactorRule {
         const NAMES: [&str; 8] = ["d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7"];

@@ -98,7 +98,7 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
     /// When it runs.
     pub section: Section,
-    /// For backward and update nodes: the forward node that they serve (update nodes: none).
+    /// For backward nodes: the forward node that they serve.
     pub of: Option<NodeId>,
 }
 
@@ -264,6 +264,11 @@ impl Graph {
             free[id.index()] = n.section == Section::Forward && n.inputs.iter().all(operand);
         }
         free
+    }
+    /// Whether a forward node casts a state: a parameter to the compute precision.
+    pub fn casts_state(&self, n: &Node) -> bool {
+        let state = |v: &ValueId| matches!(self.value(*v).def, Def::State(_));
+        n.section == Section::Forward && n.op.name() == "Cast" && n.inputs.iter().all(state)
     }
     /// The number of elements of all parameters.
     pub fn parameter_count(&self) -> u64 {

@@ -7,7 +7,7 @@
 //! Conventions:
 //! - Operands are never optional: an operator with variants has an attribute, or another number of operands.
 //! - Attributes hold no size of a dim that can be sharded, except where the kernel ignores it in favour of the local
-//!   sizes of its output view (`Reshape`, `Expand`): the same `Op` serves the unsharded tensor and every shard.
+//!   sizes of its output view (`Reshape`, `Expand`, gradients that say the sizes of their result): the same `Op` serves the unsharded tensor and every shard.
 //! - Kernels of float operators are written for f32: [`Op::run`] converts other float types around them.
 //!
 //! Read next: [`crate::factor`], then any file of [`crate::ops`].
@@ -21,8 +21,8 @@ use crate::graph::ValueId;
 use crate::onnx::import::OnnxRule;
 use crate::tensor::{Type, View, ViewMut};
 
-/// The value of an attribute.
-#[derive(Debug, Clone, PartialEq)]
+/// The value of an attribute. Numbers are equal when their bits are, as they are hashed.
+#[derive(Debug, Clone)]
 pub enum Attr {
     /// An integer.
     Int(i64),
@@ -36,6 +36,20 @@ pub enum Attr {
     DType(DType),
     /// A word.
     Str(String),
+}
+
+impl PartialEq for Attr {
+    fn eq(&self, other: &Attr) -> bool {
+        match (self, other) {
+            (Attr::Int(x), Attr::Int(y)) => x == y,
+            (Attr::Ints(x), Attr::Ints(y)) => x == y,
+            (Attr::Float(x), Attr::Float(y)) => x.to_bits() == y.to_bits(),
+            (Attr::Bool(x), Attr::Bool(y)) => x == y,
+            (Attr::DType(x), Attr::DType(y)) => x == y,
+            (Attr::Str(x), Attr::Str(y)) => x == y,
+            _ => false,
+        }
+    }
 }
 
 impl Eq for Attr {}
@@ -343,3 +357,15 @@ pub struct OpError(pub String);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct KernelError(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::Attr;
+
+    /// Equal attributes have equal hashes: by bits, so that -0 is another padding than 0, and NaN the same as itself.
+    #[test]
+    fn numbers_are_compared_by_their_bits() {
+        assert_ne!(Attr::Float(0.0), Attr::Float(-0.0));
+        assert_eq!(Attr::Float(f64::NAN), Attr::Float(f64::NAN));
+    }
+}

@@ -1,112 +1,14 @@
 //! What is wrong with a model is said all at once, with the place, the reason and what to do; and what files may say in
 //! several forms is read in each.
 
+mod proto;
+
 use autoshard_ir::onnx::proto::onnx::attribute_proto::AttributeType;
-use autoshard_ir::onnx::proto::onnx::tensor_proto::DataLocation;
-use autoshard_ir::onnx::proto::onnx::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
-    TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto,
-};
+use autoshard_ir::onnx::proto::onnx::{FunctionProto, GraphProto, ModelProto, NodeProto};
 use autoshard_ir::onnx::{Bindings, Model};
-use autoshard_ir::{Graph, Tensor, interp};
 use protobuf::Message;
 
-fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
-    let mut o = OperatorSetIdProto::new();
-    o.set_domain(domain.to_string());
-    o.set_version(version);
-    o
-}
-
-/// `dims`: numbers are sizes, `?` an unnamed dim, all else symbols.
-fn info(name: &str, elem: i32, dims: &[&str]) -> ValueInfoProto {
-    let mut shape = TensorShapeProto::new();
-    for d in dims {
-        let mut dim = tensor_shape_proto::Dimension::new();
-        match d.parse() {
-            Ok(n) => dim.set_dim_value(n),
-            Err(_) if *d == "?" => {}
-            Err(_) => dim.set_dim_param((*d).to_string()),
-        }
-        shape.dim.push(dim);
-    }
-    let mut tensor = type_proto::Tensor::new();
-    tensor.set_elem_type(elem);
-    tensor.shape = Some(shape).into();
-    let mut ty = TypeProto::new();
-    ty.set_tensor_type(tensor);
-    let mut v = ValueInfoProto::new();
-    v.set_name(name.to_string());
-    v.type_ = Some(ty).into();
-    v
-}
-
-fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
-    let mut n = NodeProto::new();
-    n.set_name(format!("{}_{}", op.to_lowercase(), outputs.first().unwrap_or(&"")));
-    n.set_op_type(op.to_string());
-    n.input = inputs.iter().map(ToString::to_string).collect();
-    n.output = outputs.iter().map(ToString::to_string).collect();
-    n
-}
-
-fn floats(name: &str, dims: &[i64], xs: &[f32]) -> TensorProto {
-    let mut t = TensorProto::new();
-    t.set_name(name.to_string());
-    t.dims = dims.to_vec();
-    t.set_data_type(1);
-    t.float_data = xs.to_vec();
-    t
-}
-
-fn integers(name: &str, dims: &[i64], xs: &[i64]) -> TensorProto {
-    let mut t = TensorProto::new();
-    t.set_name(name.to_string());
-    t.dims = dims.to_vec();
-    t.set_data_type(7);
-    t.int64_data = xs.to_vec();
-    t
-}
-
-fn external(name: &str, dims: &[i64], entries: &[(&str, &str)]) -> TensorProto {
-    let mut t = floats(name, dims, &[]);
-    t.data_location = Some(DataLocation::EXTERNAL.into());
-    for (k, v) in entries {
-        let mut e = StringStringEntryProto::new();
-        e.set_key(k.to_string());
-        e.set_value(v.to_string());
-        t.external_data.push(e);
-    }
-    t
-}
-
-fn attr(name: &str, set: impl Fn(&mut AttributeProto)) -> AttributeProto {
-    let mut a = AttributeProto::new();
-    a.set_name(name.to_string());
-    set(&mut a);
-    a
-}
-
-/// `y = x @ w` with `x[batch, 3]`, `w[3, 2]`.
-fn model() -> ModelProto {
-    let mut g = GraphProto::new();
-    g.set_name("g".to_string());
-    g.input.push(info("x", 1, &["batch", "3"]));
-    g.output.push(info("y", 1, &["batch", "2"]));
-    g.initializer.push(floats("w", &[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]));
-    g.node.push(node("MatMul", &["x", "w"], &["y"]));
-    let mut m = ModelProto::new();
-    m.set_ir_version(8);
-    m.opset_import.push(opset("", 17));
-    m.graph = Some(g).into();
-    m
-}
-
-fn import(m: &ModelProto, bindings: &Bindings) -> Result<Graph, String> {
-    let bytes = m.write_to_bytes().expect("a message");
-    let model = Model::from_bytes("m.onnx", bytes).map_err(|e| e.to_string())?;
-    model.instantiate(bindings).map_err(|e| e.to_string())
-}
+use proto::{attr, external, floats, graph, import, info, integers, model, node, opset, run};
 
 fn error(change: impl Fn(&mut ModelProto, &mut Vec<NodeProto>)) -> String {
     let mut m = model();
@@ -114,10 +16,6 @@ fn error(change: impl Fn(&mut ModelProto, &mut Vec<NodeProto>)) -> String {
     change(&mut m, &mut nodes);
     m.graph.mut_or_insert_default().node = nodes;
     import(&m, &[("batch", 2)].into()).expect_err("an error")
-}
-
-fn graph(m: &mut ModelProto) -> &mut GraphProto {
-    m.graph.mut_or_insert_default()
 }
 
 #[test]
@@ -248,28 +146,6 @@ fn a_file_that_is_not_there_or_no_file() {
     let empty = dir.path().join("empty.onnx");
     std::fs::write(&empty, []).unwrap();
     insta::assert_snapshot!([open(&dir.path().join("absent.onnx")), open(dir.path()), open(&empty)].join("\n"));
-}
-
-/// What a graph with one input `x[2, 3]` gives for 0, 1, 2, ...
-fn run(g: &Graph) -> Vec<f32> {
-    let inputs: Vec<Tensor> = g
-        .inputs
-        .iter()
-        .map(|i| {
-            Tensor::f32(g.ty(i.value).dims.clone(), &(0..g.ty(i.value).numel()).map(|x| x as f32).collect::<Vec<_>>())
-        })
-        .collect();
-    let states: Vec<_> = g
-        .states
-        .iter()
-        .map(|s| match &s.init {
-            autoshard_ir::graph::Init::Weight(w) => {
-                std::sync::Arc::new(w.read(&w.dims().iter().map(|&d| 0..d).collect::<Vec<_>>()).unwrap())
-            }
-            autoshard_ir::graph::Init::Zeros => unreachable!("only weights here"),
-        })
-        .collect();
-    interp::run(g, &inputs, &states).unwrap().outputs[0].as_slice::<f32>().to_vec()
 }
 
 const PRODUCT: [f32; 4] = [13.0, 16.0, 40.0, 52.0];

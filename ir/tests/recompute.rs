@@ -111,6 +111,32 @@ fn a_step_with_copies_has_the_classes_of_the_plain_step() {
     }
 }
 
+/// A gradient that applies a forward operator (the cosine of a sine's operand) stays a node beside the copy of one.
+#[test]
+fn a_copy_does_not_take_the_place_of_a_gradient() {
+    let mut b = Builder::new("waves");
+    let mut x = b.input("x", Type::new(DType::F32, [6, 16]), Some(0));
+    for layer in 0..4 {
+        let ty = Type::new(DType::F32, [16, 16]);
+        let w = b.state(format!("{layer}.w"), StateKind::Parameter, ty, Init::Zeros, None);
+        let w = b.graph().state(w).read;
+        let h = b.einsum("bk,kn->bn", x, w).unwrap();
+        let (s, c) = (b.sin(h).unwrap(), b.cos(h).unwrap());
+        let p = b.mul(s, c).unwrap();
+        x = b.add(x, p).unwrap();
+    }
+    let loss = b.reduce_sum(x, &[0, 1], false).unwrap();
+    b.output("loss", loss, None);
+    let graph = b.finish();
+    let of_plain = blocks::find(&step(&graph, Recompute::None, Precision::F32));
+    for way in WAYS {
+        let g = step(&graph, way, Precision::F32);
+        assert!(copies(&g) > 0, "{way:?}");
+        let of = blocks::find(&g);
+        assert_eq!((of.runs, of.nodes.len()), (of_plain.runs.clone(), of_plain.nodes.len()), "{way:?}");
+    }
+}
+
 /// Bytes that the blocks of the longest run keep, per block, leaving out the first and the last.
 fn kept_per_block(g: &Graph) -> Vec<u64> {
     let run = blocks::find(g).runs.into_iter().max_by_key(|r| r.period * r.count).unwrap();

@@ -8,26 +8,31 @@
 //! the update `1 / P` times. That is never more than the simulated time ([`crate::simulate`]): stage `s` runs `M` times its
 //! time `t[s]` and waits for the stages before it, so a step takes at least `M * t[s] + t[0] + .. + t[s-1]` for every `s`;
 //! whatever the split of a sum of times `W` over stages, the largest of those is at least `W / (1 - (1 - 1/M)^P)`. Sends between
-//! stages do not count. So the optimum is a lower bound on the simulated time of every plan of the mesh.
+//! stages do not count. A value that is needed in several specs is made once in each, all from the value as produced or
+//! all from one of them ([`crate::reshard::versions`]); of `n` readers, each costs `1 / (n - 1)` of what its spec takes from the shared
+//! version. That is never more either: from the version that the rest is made from, at most `n - 1` readers differ; from
+//! the value as produced, at most `n - 1` read any one other spec, unless all read it, which is then the version. Outputs and written
+//! states are readers like others. So the optimum is a lower bound on the simulated time of every plan of the mesh.
 //!
 //! **Rows**: per stage, bytes that are surely allocated together: states by storage spec, accumulated gradients, and the
 //! values kept from forward to backward times the micro-batches in flight, of views of one memory ([`crate::views`]) one. What lives only inside a section is not in
 //! the rows; the search takes it off the limit when the simulation shows that it matters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use autoshard_cost_models::{Bytes, Category, MemoryBreakdown};
-use autoshard_ir::Type;
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Def, Graph, NodeId, Section, ValueId};
+use autoshard_ir::verify::ACCUMULATE;
+use autoshard_ir::{Op, Type};
 
 use crate::assignment::{Assignment, Schedule};
-use crate::kernels::{Classes, Fused};
+use crate::kernels::{Classes, Fused, once};
 use crate::mesh::Mesh;
 use crate::reshard::local_bytes;
 use crate::simulate::category;
 use crate::solver::{FORBIDDEN, Matrix, Problem};
-use crate::space::{ACCUMULATE, Space};
+use crate::space::Space;
 use crate::spec::Spec;
 use crate::stages::Stages;
 use crate::strategies::Choice;
@@ -80,6 +85,25 @@ enum Source {
     Input(u32),
 }
 
+impl Source {
+    /// Its variable, with so many classes of nodes and of states.
+    fn variable(self, nodes: usize, states: usize) -> usize {
+        match self {
+            Source::Node(c, _) => c as usize,
+            Source::State(c) => nodes + c as usize,
+            Source::Input(i) => nodes + states + i as usize,
+        }
+    }
+    /// The specs that it gives, by choice.
+    fn specs(self, space: &Space) -> Vec<&Spec> {
+        match self {
+            Source::Node(c, out) => space.choices[c as usize].iter().map(|c| &c.outputs[out as usize]).collect(),
+            Source::State(c) => space.storage[c as usize].iter().collect(),
+            Source::Input(i) => space.inputs[i as usize].iter().collect(),
+        }
+    }
+}
+
 /// A problem, and how to read its solutions.
 pub struct Formulation {
     /// To be solved. Nodes: operator classes, state classes, inputs, then versions; rows: stages.
@@ -129,8 +153,19 @@ impl Draft {
     }
 }
 
-/// Readers of a value in one section: reading class and operand.
-type Readers = Vec<(u32, u32)>;
+/// What needs a value in a section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Reader {
+    /// A class of operators, as that operand.
+    Operand(u32, u32),
+    /// The class of states that it is written to.
+    Write(u32),
+    /// The graph's outputs: as produced, with partial values combined.
+    Output,
+}
+
+/// Readers of a value in one section.
+type Readers = Vec<Reader>;
 
 impl Formulation {
     /// Formulates a step. `limits` are bytes per stage.
@@ -158,11 +193,8 @@ impl Formulation {
             let n = graph.node(members[0]);
             let (ins, outs) = (graph.input_types(n), graph.output_types(n));
             let section = if classes.once(class) { Section::Update } else { n.section };
-            // The sum of one micro-batch is that micro-batch's.
-            let idle = n.op.name() == ACCUMULATE && pace.micro_batches == 1;
-            let often = if idle { 0.0 } else { weights.of(section) };
-            let weight = often * members.len() as f64 * counted(class as u32);
-            let cost = |c: &Choice| weight * compute(times, &n.op, c, &ins, &outs, classes.fused(class));
+            let weight = weights.of(section) * members.len() as f64 * counted(class as u32);
+            let cost = |c: &Choice| weight * compute(times, pace, &n.op, c, &ins, &outs, classes.fused(class));
             draft.costs.push(space.choices[class].iter().map(cost).collect());
         }
         draft.costs.extend(space.storage.iter().map(|specs| vec![0.0; specs.len()]));
@@ -170,30 +202,27 @@ impl Formulation {
         let mut passing = passing(graph, blocks, space, mesh);
         passing.extend(draft.costs[nc..].iter().map(|costs| vec![0; costs.len()]));
 
-        let variable = |s: Source| match s {
-            Source::Node(c, _) => c as usize,
-            Source::State(c) => nc + c as usize,
-            Source::Input(i) => nc + sc + i as usize,
-        };
-        let made = |s: Source| -> Vec<&Spec> {
-            match s {
-                Source::Node(c, out) => space.choices[c as usize].iter().map(|c| &c.outputs[out as usize]).collect(),
-                Source::State(c) => space.storage[c as usize].iter().collect(),
-                Source::Input(i) => space.inputs[i as usize].iter().collect(),
-            }
-        };
-        let wanted = |(class, operand): (u32, u32)| -> Vec<&Spec> {
-            space.choices[class as usize].iter().map(|c| &c.inputs[operand as usize]).collect()
-        };
+        let variable = |s: Source| s.variable(nc, sc);
+        let made = |s: Source| s.specs(space);
 
         // Values with the same source and readers count together.
-        let uses = uses(graph, blocks, Some(&classes));
+        let mut uses = uses(graph, blocks, Some(&classes));
+        if counts.is_none() {
+            ends(graph, blocks, &mut uses);
+        }
         let mut groups: BTreeMap<(Source, Section, Readers), (f64, ValueId)> = BTreeMap::new();
         for (v, by_section) in uses.iter().enumerate() {
             let v = ValueId(v as u32);
             let Some(source) = source(graph, blocks, v) else { continue };
             for (section, readers) in by_section {
-                groups.entry((source, *section, readers.clone())).or_insert((0.0, v)).0 += 1.0;
+                let mut readers = readers.clone();
+                // An output that is never partial is there as produced.
+                if made(source).iter().all(|s| s.partial.is_empty()) {
+                    readers.retain(|r| *r != Reader::Output);
+                }
+                if !readers.is_empty() {
+                    groups.entry((source, *section, readers)).or_insert((0.0, v)).0 += 1.0;
+                }
             }
         }
         for ((source, section, readers), (count, v)) in &groups {
@@ -204,44 +233,42 @@ impl Formulation {
             };
             let (ty, weight) = (graph.ty(*v), weights.of(*section) * count * made_by);
             let (from, u) = (made(*source), variable(*source));
+            let whole: Vec<Spec> = from.iter().map(|s| Spec { partial: Vec::new(), ..(*s).clone() }).collect();
+            // The variable that decides what a reader wants, and its specs by choice.
+            let wants = |reader: &Reader| -> (usize, Vec<&Spec>) {
+                match *reader {
+                    Reader::Operand(class, at) => {
+                        let specs = space.choices[class as usize].iter().map(|c| &c.inputs[at as usize]);
+                        (class as usize, specs.collect())
+                    }
+                    Reader::Write(class) => (nc + class as usize, space.storage[class as usize].iter().collect()),
+                    Reader::Output => (u, whole.iter().collect()),
+                }
+            };
+            let counts = |reader: &Reader| if let Reader::Operand(class, _) = reader { counted(*class) } else { 1.0 };
             if let [reader] = &readers[..] {
-                let table = Table::new(times, &from, &wanted(*reader), ty, weight * counted(reader.0));
-                draft.pair(u, reader.0 as usize, |i, j| table.get(i, j));
+                let (decides, specs) = wants(reader);
+                let table = Table::new(times, &from, &specs, ty, weight * counts(reader));
+                draft.pair(u, decides, |i, j| table.get(i, j));
                 continue;
             }
-            let mut shared: Vec<&Spec> = readers.iter().flat_map(|r| wanted(*r)).chain(from.iter().copied()).collect();
+            let mut shared: Vec<&Spec> = readers.iter().flat_map(|r| wants(r).1).chain(from.iter().copied()).collect();
             shared.sort();
             shared.dedup();
             let version = draft.costs.len();
             draft.costs.push(vec![0.0; shared.len()]);
             passing.push(shared.iter().map(|s| local_bytes(s, ty, mesh)).collect());
-            let any = readers.iter().map(|r| counted(r.0)).fold(0.0, f64::max);
+            let any = readers.iter().map(counts).fold(0.0, f64::max);
             let table = Table::new(times, &from, &shared, ty, weight * any);
             draft.pair(u, version, |i, j| table.get(i, j));
+            let share = weight / (readers.len() - 1) as f64;
             for reader in readers {
-                let table = Table::new(times, &shared, &wanted(*reader), ty, weight * counted(reader.0));
-                draft.pair(version, reader.0 as usize, |i, j| table.get(i, j));
+                let (decides, specs) = wants(reader);
+                let table = Table::new(times, &shared, &specs, ty, share * counts(reader));
+                draft.pair(version, decides, |i, j| table.get(i, j));
             }
         }
 
-        let ends = if counts.is_some() { 0.0 } else { 1.0 };
-        for (s, state) in graph.states.iter().enumerate() {
-            let Some(source) = state.write.and_then(|w| source(graph, blocks, w)) else { continue };
-            let class = blocks.state_class[s];
-            let to: Vec<&Spec> = space.storage[class as usize].iter().collect();
-            let table = Table::new(times, &made(source), &to, graph.ty(state.read), weights.update * ends);
-            draft.pair(variable(source), nc + class as usize, |i, j| table.get(i, j));
-        }
-        for o in &graph.outputs {
-            let Some(source @ Source::Node(class, _)) = source(graph, blocks, o.value) else { continue };
-            let Some(n) = graph.producer(o.value) else { continue };
-            let weight = weights.of(graph.node(n).section) * ends;
-            for (i, spec) in made(source).into_iter().enumerate() {
-                let whole = Spec { partial: Vec::new(), ..spec.clone() };
-                draft.costs[class as usize][i] +=
-                    times.reshard(spec, &whole, graph.ty(o.value)).map_or(f64::INFINITY, |t| t * weight);
-            }
-        }
         let mut problem = Problem::seconds();
         for costs in draft.costs {
             problem.add_node(costs);
@@ -262,13 +289,8 @@ impl Formulation {
         }
         let (nc, sc) = (self.node_classes, self.state_classes);
         for ((source, stage), held) in usage {
-            let variable = match source {
-                Source::Node(c, _) => c as usize,
-                Source::State(c) => nc + c as usize,
-                Source::Input(i) => nc + sc + i as usize,
-            };
             let amounts: Vec<i64> = held.bytes(source, space, mesh).map(|b| b as i64).collect();
-            self.problem.add_usage(variable, stage..stage + 1, amounts);
+            self.problem.add_usage(source.variable(nc, sc), stage..stage + 1, amounts);
         }
     }
 
@@ -279,9 +301,21 @@ impl Formulation {
         }
     }
 
-    /// The same choices with the bytes of all rows as the objective, and what is forbidden still forbidden. Of choices
-    /// with equal rows those are better that pass small values between operators.
+    /// The same choices with the bytes of all rows as the objective, and what is forbidden still forbidden: its optimum is
+    /// what all stages hold together at least.
+    pub fn least_rows(&self) -> Formulation {
+        self.memory(None)
+    }
+
+    /// The same, but of choices with nearly equal rows those are better that pass small values between operators.
     pub fn least_memory(&self) -> Formulation {
+        // Rows first: what passes counts little, so that sums of it seldom outweigh them.
+        const PASSING: u64 = 16;
+        self.memory(Some(PASSING))
+    }
+
+    /// Rows, and where `passing` says so, one part in so many of what passes between operators.
+    fn memory(&self, passing: Option<u64>) -> Formulation {
         let old = &self.problem;
         // A unit that keeps sums over thousands of nodes in range.
         const KIB: i64 = 1024;
@@ -297,11 +331,11 @@ impl Formulation {
                 }
             }
         }
-        // Rows first: what passes counts little, so that sums of it seldom outweigh them.
-        const PASSING: u64 = 16;
-        for (costs, passing) in costs.iter_mut().zip(&self.passing) {
-            for (cost, bytes) in costs.iter_mut().zip(passing).filter(|(c, _)| **c != FORBIDDEN) {
-                *cost += (bytes / (KIB as u64 * PASSING)) as i64;
+        if let Some(part) = passing {
+            for (costs, bytes) in costs.iter_mut().zip(&self.passing) {
+                for (cost, bytes) in costs.iter_mut().zip(bytes).filter(|(c, _)| **c != FORBIDDEN) {
+                    *cost += (bytes / (KIB as u64 * part)) as i64;
+                }
             }
         }
         let mut problem = Problem::with_quantum(KIB as f64);
@@ -454,15 +488,19 @@ impl Table {
     }
 }
 
-/// Seconds that a node takes once under a strategy.
+/// Seconds that a node takes once under a strategy. The sum over one micro-batch is its operand.
 pub(crate) fn compute(
     times: &Times<'_>,
-    op: &autoshard_ir::Op,
+    pace: &Pace,
+    op: &Op,
     c: &Choice,
     ins: &[Type],
     outs: &[Type],
     fused: &Fused,
 ) -> f64 {
+    if op.name() == ACCUMULATE && pace.micro_batches == 1 {
+        return 0.0;
+    }
     // Strategies are made of specs that divide.
     let local = |specs: &[Spec], types: &[Type]| -> Vec<Type> {
         specs.iter().zip(types).map(|(s, t)| s.local(t, times.mesh()).unwrap_or_else(|| t.clone())).collect()
@@ -503,14 +541,34 @@ fn uses(graph: &Graph, blocks: &Blocks, classes: Option<&Classes>) -> Vec<Uses> 
         let class = blocks.node_class[id.index()] as usize;
         let section = if classes.is_some_and(|c| c.once(class)) { Section::Update } else { n.section };
         for (operand, v) in n.inputs.iter().enumerate() {
-            uses[v.index()].entry(section).or_default().push((blocks.node_class[id.index()], operand as u32));
+            let reader = Reader::Operand(class as u32, operand as u32);
+            uses[v.index()].entry(section).or_default().push(reader);
         }
     }
+    sort(&mut uses);
+    uses
+}
+
+/// Adds the outputs, in the section that makes them, and the states written, in the update.
+fn ends(graph: &Graph, blocks: &Blocks, uses: &mut [Uses]) {
+    for o in &graph.outputs {
+        if let Some(n) = graph.producer(o.value) {
+            uses[o.value.index()].entry(graph.node(n).section).or_default().push(Reader::Output);
+        }
+    }
+    for (s, state) in graph.states.iter().enumerate() {
+        if let Some(w) = state.write {
+            uses[w.index()].entry(Section::Update).or_default().push(Reader::Write(blocks.state_class[s]));
+        }
+    }
+    sort(uses);
+}
+
+fn sort(uses: &mut [Uses]) {
     for readers in uses.iter_mut().flat_map(|u| u.values_mut()) {
         readers.sort();
         readers.dedup();
     }
-    uses
 }
 
 /// Values that leave their stage: the node, its result, and to which other stages.
@@ -548,12 +606,7 @@ struct Held {
 impl Held {
     /// Bytes in all, by choice.
     fn bytes<'a>(&'a self, source: Source, space: &'a Space, mesh: &'a Mesh) -> impl Iterator<Item = u64> + 'a {
-        let specs: Vec<&Spec> = match source {
-            Source::Node(c, out) => space.choices[c as usize].iter().map(|c| &c.outputs[out as usize]).collect(),
-            Source::State(c) => space.storage[c as usize].iter().collect(),
-            Source::Input(i) => space.inputs[i as usize].iter().collect(),
-        };
-        specs.into_iter().enumerate().map(move |(i, spec)| {
+        source.specs(space).into_iter().enumerate().map(move |(i, spec)| {
             let view = self.views.get(i).is_some_and(|v| *v);
             local_bytes(spec, &self.ty, mesh) * (self.always + if view { 0 } else { self.unless_view })
         })
@@ -577,7 +630,11 @@ fn usage(step: &Step<'_>, views: &[Vec<bool>], uses: &[Uses]) -> BTreeMap<(Sourc
     for s in graph.state_ids() {
         add(graph.state(s).read, stages.home[s.index()].0 as usize, 1, false);
     }
-    let kept = kept(graph, stages, uses.iter().map(|u| u.contains_key(&Section::Backward)));
+    let once = once(graph, pace.micro_batches);
+    for (v, stage) in step_long(graph, stages, &once) {
+        add(v, stage, 1, false);
+    }
+    let kept = kept(graph, stages, &once, uses.iter().map(|u| u.contains_key(&Section::Backward)));
     let may = |n: NodeId| views[blocks.node_class[n.index()] as usize].contains(&true);
     let repeated = views::repeated(graph, stages, &kept, may);
     for ((v, stage), repeated) in kept.into_iter().zip(repeated) {
@@ -592,15 +649,34 @@ fn usage(step: &Step<'_>, views: &[Vec<bool>], uses: &[Uses]) -> BTreeMap<(Sourc
     usage
 }
 
+/// Results of what runs once, with the stages that have them for the whole step: where they are made and where they are read.
+pub(crate) fn step_long(graph: &Graph, stages: &Stages, once: &[bool]) -> Vec<(ValueId, usize)> {
+    let mut places = BTreeSet::new();
+    for id in graph.node_ids() {
+        let (n, stage) = (graph.node(id), stages.node[id.index()].0 as usize);
+        if once[id.index()] {
+            places.extend(n.outputs.iter().map(|v| (*v, stage)));
+        }
+        let of_once = |v: &&ValueId| graph.producer(**v).is_some_and(|p| once[p.index()]);
+        places.extend(n.inputs.iter().filter(of_once).map(|v| (*v, stage)));
+    }
+    places.into_iter().collect()
+}
+
 /// Values kept from forward to backward, with the stages that keep them. `needed`: per value, whether backward reads it.
-pub(crate) fn kept(graph: &Graph, stages: &Stages, needed: impl Iterator<Item = bool>) -> Vec<(ValueId, usize)> {
+pub(crate) fn kept(
+    graph: &Graph,
+    stages: &Stages,
+    once: &[bool],
+    needed: impl Iterator<Item = bool>,
+) -> Vec<(ValueId, usize)> {
     let mut places: BTreeMap<ValueId, Vec<usize>> = BTreeMap::new();
     let candidates: Vec<bool> = needed
         .zip(&graph.values)
         .map(|(needed, v)| {
             needed
                 && match v.def {
-                    Def::Node(n, _) => graph.node(n).section == Section::Forward,
+                    Def::Node(n, _) => graph.node(n).section == Section::Forward && !once[n.index()],
                     Def::Input(_) => true,
                     Def::State(_) | Def::Const(_) => false,
                 }

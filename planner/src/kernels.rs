@@ -5,11 +5,11 @@
 //! makes their operand. Members of a class count alike: a value is passed in registers only if it is so for all of them.
 
 use autoshard_ir::blocks::Blocks;
-use autoshard_ir::graph::{Def, Graph, Node, NodeId, Section};
+use autoshard_ir::graph::{Graph, NodeId, Section};
 use autoshard_ir::op::Family;
 
 use crate::execution::Kernels;
-use crate::space::ACCUMULATE;
+use autoshard_ir::verify::ACCUMULATE;
 
 /// What a class of operators need not read and write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -93,10 +93,5 @@ impl Classes {
 /// micro-batch there is nothing to save.
 pub fn once(graph: &Graph, micro_batches: usize) -> Vec<bool> {
     let trains = graph.nodes.iter().any(|n| n.section == Section::Backward);
-    let cast = |n: &Node| {
-        n.section == Section::Forward
-            && n.op.name() == "Cast"
-            && n.inputs.iter().all(|v| matches!(graph.value(*v).def, Def::State(_)))
-    };
-    graph.nodes.iter().map(|n| trains && micro_batches > 1 && cast(n)).collect()
+    graph.nodes.iter().map(|n| trains && micro_batches > 1 && graph.casts_state(n)).collect()
 }

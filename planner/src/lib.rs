@@ -1,7 +1,8 @@
 //! Decides how a model is split over a cluster, and proves how good the decision is.
 //!
 //! Read in this order: [`mesh`], [`spec`], [`strategies`], [`reshard`], [`assignment`]: what a plan is made of; [`request`],
-//! [`space`], [`formulate`], [`solver`], [`simulate`], [`search`]: how it is found; [`plan`]: the file.
+//! [`constraints`], [`roles`], [`space`], [`stages`], [`times`], [`formulate`], [`solver`], [`simulate`], [`pipeline`], [`search`]:
+//! how it is found; [`plan`]: the file.
 
 pub mod assignment;
 pub mod constraints;

@@ -78,7 +78,7 @@ struct Place {
     bytes: u64,
 }
 
-/// The places with fewest crossing bytes that have work on both sides of the cut before; the ends always.
+/// The places with fewest crossing bytes that have work before them; the ends always.
 fn places(graph: &Graph, forward: usize, time: &[f64]) -> Vec<Place> {
     let free = graph.stateless();
     let mut change = vec![0i64; forward + 1];

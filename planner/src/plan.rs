@@ -11,6 +11,7 @@ use autoshard_ir::factor::{FactorId, FactorRule};
 use autoshard_ir::fuse::Forms;
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::onnx::{Bindings, ImportErrors, Model};
+use autoshard_ir::train::micro_batchable;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,7 @@ use crate::search::Found;
 use crate::simulate::StagePrediction;
 use crate::space::specs;
 use crate::spec::{Spec, Strategy, Use};
+use crate::strategies::{Strategies, of_node};
 
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
@@ -440,6 +442,9 @@ impl Plan {
                 None if a.name != "pp" => {
                     return Err(PlanError::Mismatch(format!("unknown mesh axis `{}`", a.name)));
                 }
+                _ if self.mesh.axes.iter().filter(|other| other.name == a.name).count() > 1 => {
+                    return Err(PlanError::Mismatch(format!("mesh axis `{}` occurs twice", a.name)));
+                }
                 Some(name) if a.size > 1 => axes.push(MeshAxis { name, size: a.size }),
                 _ => {}
             }
@@ -486,16 +491,35 @@ impl Plan {
         if p.virtual_stages != 1 {
             return Err(mismatch(format!("{} virtual stages cannot be executed", p.virtual_stages)));
         }
+        let dp = mesh.find(AxisName::Dp).map_or(1, |a| mesh.size(a));
+        let batch = p.micro_batches.checked_mul(p.micro_batch_size).and_then(|n| n.checked_mul(dp));
+        if batch != Some(self.workload.global_batch) {
+            return Err(mismatch(format!(
+                "{} micro-batches of {} samples on dp={dp} are no batch of {}",
+                p.micro_batches, p.micro_batch_size, self.workload.global_batch
+            )));
+        }
         let forward = *p.cuts.last().unwrap_or(&0);
+        let nodes = self.workload.forward(graph).map_err(|e| PlanError::Graph(e.to_string()))?.nodes.len();
+        if forward != nodes {
+            return Err(mismatch(format!("{nodes} forward nodes, the plan has {forward}")));
+        }
         let stage = |n: usize| StageId(p.cuts.iter().position(|c| n < *c).unwrap_or(0) as u16);
         let stages: Vec<StageId> = if p.stages == 1 { Vec::new() } else { (0..forward).map(stage).collect() };
         let step = self
             .workload
             .step(graph, &stages, p.stages, self.recompute)
             .map_err(|e| PlanError::Graph(e.to_string()))?;
+        // A micro-batch of one does not show what couples samples.
+        if p.micro_batches > 1
+            && p.micro_batch_size * dp > 1
+            && let Err(reasons) = micro_batchable(&step.graph)
+        {
+            let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+            return Err(mismatch(format!("it cuts what needs the whole batch: {}", reasons.join("; "))));
+        }
         let blocks = &step.blocks;
         let counts = [
-            ("forward nodes", step.forward, forward),
             ("operator classes", blocks.nodes.len(), self.operators.len()),
             ("state classes", blocks.states.len(), self.states.len()),
             ("inputs", step.graph.inputs.len(), self.inputs.len()),
@@ -515,11 +539,7 @@ impl Plan {
             if found != entry.count {
                 return Err(mismatch(format!("{} occurs {found} times, in the plan {} times", entry.op, entry.count)));
             }
-            if let Some(axis) = entry.strategy.keys().find(|k| mesh.axes.iter().all(|a| a.name.name() != **k)) {
-                return Err(mismatch(format!("operator {} is split over `{axis}`, which the mesh lacks", entry.op)));
-            }
-            let rule = n.op.factors(&step.graph.input_types(n), &step.graph.output_types(n));
-            strategies.push(parse_strategy(entry, &rule, &mesh).map_err(mismatch)?);
+            strategies.push(strategy_of(entry, &of_node(&step.graph, n, &mesh), &mesh).map_err(mismatch)?);
         }
         let find = |ty, text: &str, what: &str| {
             specs(ty, &mesh)
@@ -597,29 +617,17 @@ fn print_strategy(s: &Strategy, rule: &FactorRule, mesh: &Mesh) -> BTreeMap<Stri
     s.0.iter().enumerate().filter_map(axis).collect()
 }
 
-fn parse_strategy(entry: &OperatorEntry, rule: &FactorRule, mesh: &Mesh) -> Result<Strategy, String> {
-    let mut uses = Vec::new();
-    for axis in &mesh.axes {
-        let Some(text) = entry.strategy.get(axis.name.name()) else {
-            uses.push(Use::Replicate);
-            continue;
-        };
-        let split = (0..rule.factors.len() as u8)
-            .map(FactorId)
-            .find(|f| text.strip_prefix("split ") == Some(&factor_name(rule, *f)))
-            .map(Use::Split);
-        let linear = (0..rule.linear.len() as u8).find(|s| *text == format!("linear {s}")).map(Use::Linear);
-        let found = split.or(linear).ok_or_else(|| format!("operator {} has no strategy `{text}`", entry.op))?;
-        uses.push(found);
-    }
-    let strategy = Strategy(uses);
-    let show = |specs: Vec<Spec>| specs.iter().map(|s| s.show(mesh)).collect::<Vec<_>>();
-    let inputs = show((0..rule.inputs.len()).map(|i| strategy.input_spec(rule, i)).collect());
-    let outputs = show((0..rule.outputs.len()).map(|i| strategy.output_spec(rule, i)).collect());
-    if inputs != entry.inputs || outputs != entry.outputs {
+/// The legal strategy that an entry names.
+fn strategy_of(entry: &OperatorEntry, of: &Strategies, mesh: &Mesh) -> Result<Strategy, String> {
+    let named = of.list.iter().find(|c| print_strategy(&c.strategy, &of.rule, mesh) == entry.strategy);
+    let Some(choice) = named else {
+        return Err(format!("operator {} ({}) has no strategy {:?}", entry.op, entry.name, entry.strategy));
+    };
+    let show = |specs: &[Spec]| specs.iter().map(|s| s.show(mesh)).collect::<Vec<_>>();
+    if show(&choice.inputs) != entry.inputs || show(&choice.outputs) != entry.outputs {
         return Err(format!("operator {} ({}) has other specs than its strategy gives", entry.op, entry.name));
     }
-    Ok(strategy)
+    Ok(choice.strategy.clone())
 }
 
 fn predicted(found: &Found, cluster: &Cluster, batch: usize) -> Predicted {

@@ -6,7 +6,7 @@ use autoshard_ir::blocks::{Blocks, classes, find};
 use autoshard_ir::graph::{Graph, Section};
 use autoshard_ir::ops::optimizer::{AdamW, Sgd};
 use autoshard_ir::train::{
-    Loss, Optimizer, Precision, Recompute, TrainError, TrainOptions, precision, prepare, recompute, step,
+    Loss, Normalization, Optimizer, Precision, Recompute, TrainError, TrainOptions, precision, prepare, recompute, step,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -198,6 +198,7 @@ impl Workload {
         count: usize,
         recompute: RecomputeChoice,
     ) -> Result<StepGraph, TrainError> {
+        let mut normalization = None;
         let graph = match self.mode {
             Mode::Infer => self.forward(graph)?,
             Mode::Train => {
@@ -206,6 +207,7 @@ impl Workload {
                 if !stages.is_empty() {
                     options.stage_of = Some(stages.iter().map(|s| s.0).collect());
                 }
+                normalization = Some(prepared.normalization);
                 step(&prepared, &options)?
             }
         };
@@ -213,7 +215,7 @@ impl Workload {
         let stages = place(&graph, stages, count);
         let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
         let tags = tags(&graph, &blocks);
-        let plain = StepGraph { graph, blocks, tags, stages, forward, copies: 0 };
+        let plain = StepGraph { graph, blocks, tags, stages, forward, copies: 0, normalization };
         match (recompute, self.mode) {
             (RecomputeChoice::None, _) | (_, Mode::Infer) => Ok(plain),
             _ => plain.recompute(recompute),
@@ -235,6 +237,8 @@ pub struct StepGraph {
     pub forward: usize,
     /// The number of nodes that are recomputed.
     pub copies: usize,
+    /// How the loss of a training step is put together from micro-batches.
+    pub normalization: Option<Normalization>,
 }
 
 impl StepGraph {
@@ -254,7 +258,8 @@ impl StepGraph {
         let blocks = classes(&graph, self.blocks.runs.clone());
         let copies = (0..blocks.nodes.len()).map(|class| blocks.copies(&graph, class)).sum();
         let stages = place(&graph, forward, self.stages.count);
-        Ok(StepGraph { graph, blocks, tags: self.tags.clone(), stages, forward: self.forward, copies })
+        let (tags, forward, normalization) = (self.tags.clone(), self.forward, self.normalization);
+        Ok(StepGraph { graph, blocks, tags, stages, forward, copies, normalization })
     }
 }
 

@@ -3,11 +3,14 @@
 //! **The space.** With `N` ranks: every `pp * dp * tp = N`, `tp` within one node and innermost (unless pinned), every
 //! number of micro-batches of [`micro_batches`], one cut into stages per (pp, micro-batch) by [`crate::pipeline`], one schedule
 //! (1F1B unless pinned; GPipe keeps more activations and is never faster here), in training every way of recomputation
-//! ([`RecomputeChoice`]), and everything that [`crate::space`] allows. Repeated blocks are planned alike, and so are a node and
+//! ([`RecomputeChoice`]), and everything that [`crate::space`] allows. A model that couples the samples of a batch is not cut
+//! into micro-batches ([`micro_batchable`]). Repeated blocks are planned alike, and so are a node and
 //! its copy in the backward pass.
 //!
 //! **The order.** Each candidate first gets a bound from the least time of every operator alone, and from the least that ranks do for
-//! their samples ([`spread`]); candidates are solved from the least bound on, until no bound is below the best plan found. A solved candidate is simulated: the simulation judges, the
+//! their samples ([`spread`]); candidates are solved from the least bound on, until no bound is below the best plan found.
+//! (Without any plan after half of the time, those come first that take the least memory: then the order depends on the clock.)
+//! A solved candidate is simulated: the simulation judges, the
 //! ILP's proven bound enters the certificate.
 //!
 //! **Memory.** The ILP's rows hold what is surely allocated. If the simulated peak exceeds the limit, what lives only
@@ -34,16 +37,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use autoshard_cost_models::{Bytes, Category, Cluster};
-use autoshard_ir::graph::{Graph, Section};
+use autoshard_ir::graph::{Graph, Section, ValueId};
 use autoshard_ir::op::Work;
-use autoshard_ir::train::TrainError;
+use autoshard_ir::train::{Normalization, TrainError, micro_batchable};
+use autoshard_ir::verify::ACCUMULATE;
 use autoshard_ir::{DType, NodeId};
 
 use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
 use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
 use crate::kernels::Classes;
-use crate::mesh::{AxisName, Mesh};
+use crate::mesh::{AxisName, Mesh, divisors};
 use crate::pipeline::cut;
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
 use crate::simulate::simulate;
@@ -116,6 +120,19 @@ struct Search<'a> {
     least: BTreeMap<(usize, Mesh), Rc<Result<Least, String>>>,
     /// What groups of ranks do for their samples, by samples and `tp`.
     spreads: BTreeMap<(usize, usize), Option<Rc<Spread>>>,
+    /// What micro-batches do to the step, once it is known.
+    cuts: Option<Rc<Cuts>>,
+    /// Whether a search without any plan may take longer.
+    extends: bool,
+}
+
+/// Whether the batch may be cut into micro-batches, seen at a batch that shows it.
+#[derive(Default)]
+struct Cuts {
+    /// What needs the whole batch.
+    coupled: Option<String>,
+    /// How the loss is put together.
+    normalization: Option<Normalization>,
 }
 
 /// What the search knows so far.
@@ -204,6 +221,8 @@ impl<'a> Search<'a> {
             cut: Vec::new(),
             least: BTreeMap::new(),
             spreads: BTreeMap::new(),
+            cuts: None,
+            extends: true,
         }
     }
 
@@ -256,7 +275,7 @@ impl<'a> Search<'a> {
             let next = if late { queue.take_smallest() } else { queue.take() };
             let Some(Waiting { bound, candidate: c, measured, memory: least_memory, .. }) = next else { break };
             let least = t.best.as_ref().map(|b| value(b));
-            if t.best.is_none() && !extended && !self.interrupted() && self.stopped() {
+            if t.best.is_none() && !extended && self.extends && !self.interrupted() && self.stopped() {
                 extended = true;
                 self.extend();
             }
@@ -273,7 +292,6 @@ impl<'a> Search<'a> {
                 self.measure(c, bound, &mut queue, &mut t)?;
                 continue;
             }
-            t.solved += 1;
             let (outcome, others) = self.candidate(&c, bound, if memory { None } else { least })?;
             for v in others.iter().flat_map(|_| variants(&c)) {
                 queue.push(others.unwrap_or(bound), v, false, least_memory / 2);
@@ -283,7 +301,7 @@ impl<'a> Search<'a> {
             done += 1;
             progress(done, done + queue.len(), t.best.as_ref().map(|b| b.prediction.step_time_s));
         }
-        let Some(best) = t.best else {
+        let Some(mut best) = t.best else {
             return Err(match t.closest {
                 _ if t.cut_short => SearchError::Stopped,
                 Some(closest) => {
@@ -292,10 +310,13 @@ impl<'a> Search<'a> {
                 }
                 None => match self.refused.pop_first() {
                     Some((_, why)) if t.impossible.len() == configurations => SearchError::Graph(why),
-                    _ => SearchError::Pins(t.impossible.join("; ")),
+                    _ => SearchError::Pins(few(&t.impossible)),
                 },
             });
         };
+        if let Some(why) = self.cuts.as_ref().and_then(|c| c.coupled.as_ref()) {
+            best.notes.push(format!("the batch is not cut into micro-batches: {why}"));
+        }
         let objective = value(&best);
         let mut alternatives: Vec<Alternative> = t
             .alternatives
@@ -340,7 +361,8 @@ impl<'a> Search<'a> {
         let least = |proven: f64| if memory { proven / c.stages as f64 } else { proven };
         match outcome {
             Outcome::Solved(plan, proven) => {
-                t.bound = t.bound.min(least(proven).max(if memory { 0.0 } else { quick }));
+                t.solved += 1;
+                t.bound = t.bound.min(least(proven).max(quick));
                 let (time, peak) = (plan.prediction.step_time_s, plan.prediction.peak());
                 let entry = Alternative { candidate: c.clone(), step_time_s: time, peak_bytes: peak };
                 let slot = t.alternatives.entry((c.stages, c.mesh.clone())).or_insert_with(|| entry.clone());
@@ -355,8 +377,12 @@ impl<'a> Search<'a> {
                     t.best = Some(plan);
                 }
             }
-            Outcome::Worse(proven) => t.bound = t.bound.min(proven),
+            Outcome::Worse(proven) => {
+                t.solved += 1;
+                t.bound = t.bound.min(proven);
+            }
             Outcome::Excess(e, proven) => {
+                t.solved += usize::from(proven.is_some());
                 t.bound = t.bound.min(proven.map_or(f64::INFINITY, least));
                 t.excess(e);
             }
@@ -392,6 +418,32 @@ impl<'a> Search<'a> {
         Ok(step)
     }
 
+    /// See [`Cuts`].
+    fn cuts(&mut self) -> Result<Rc<Cuts>, SearchError> {
+        if let Some(known) = &self.cuts {
+            return Ok(known.clone());
+        }
+        // A batch of one does not show which dim is the batch. Any other does: first those whose step is there.
+        let made = self.whole.keys().map(|(batch, _)| *batch);
+        let others = divisors(self.request.workload.global_batch);
+        let batches: Vec<usize> = made.chain(others).filter(|b| *b > 1).collect();
+        let mut found = Cuts::default();
+        for batch in batches {
+            match self.whole(batch, RecomputeChoice::None) {
+                Ok(step) => {
+                    let reasons = micro_batchable(&step.graph).err().unwrap_or_default();
+                    let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                    found.coupled = (!texts.is_empty()).then(|| few(&texts));
+                    found.normalization = step.normalization;
+                    break;
+                }
+                Err(SearchError::Graph(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(self.cuts.insert(Rc::new(found)).clone())
+    }
+
     /// A bound from the least time of every operator alone; or, from the least memory of every state alone, that the
     /// candidate cannot fit.
     fn quick(&mut self, c: &Candidate) -> Result<Quick, SearchError> {
@@ -407,6 +459,16 @@ impl<'a> Search<'a> {
             }
             other => other?,
         };
+        if c.pace.micro_batches > 1 {
+            let cuts = self.cuts()?;
+            if let Some(why) = &cuts.coupled {
+                return Ok(Quick::Impossible(format!("the batch cannot be cut into micro-batches: {why}")));
+            }
+            if cuts.normalization != step.normalization {
+                let why = format!("micro-batches of {batch} do not show over what the loss is a mean");
+                return Ok(Quick::Impossible(why));
+            }
+        }
         if c.recompute != RecomputeChoice::None && step.copies == 0 {
             let what = match c.recompute {
                 RecomputeChoice::Full => "the model has no repeated blocks",
@@ -416,7 +478,7 @@ impl<'a> Search<'a> {
         }
         let key = (batch, c.mesh.clone());
         if !self.least.contains_key(&key) {
-            let least = self.least(&step, &c.mesh);
+            let least = self.least(&step, &c.mesh, &c.pace);
             self.least.insert(key.clone(), Rc::new(least));
         }
         let least = self.least[&key].clone();
@@ -430,10 +492,16 @@ impl<'a> Search<'a> {
         let mut memory = least_rows(&view, &least.bytes).swap_remove(0);
         memory.0.values_mut().for_each(|b| b.0 /= c.stages as u64);
         let (mut micro, mut update) = (0.0, 0.0);
+        let apart = if c.stages > 1 { sums_of_states(&step.graph) } else { Vec::new() };
         for ((members, seconds), once) in step.blocks.nodes.iter().zip(&least.seconds).zip(&least.once) {
-            let section = if *once { Section::Update } else { step.graph.node(members[0]).section };
-            let time = seconds * members.len() as f64;
-            if section == Section::Update { update += time } else { micro += time }
+            let members = members.iter().filter(|m| apart.get(m.index()) != Some(&true));
+            let (first, count) = (members.clone().next(), members.count());
+            let time = seconds * count as f64;
+            if *once || first.is_some_and(|m| step.graph.node(*m).section == Section::Update) {
+                update += time
+            } else {
+                micro += time
+            }
         }
         if memory.total().0 <= self.limit && !self.memory() {
             let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));
@@ -459,15 +527,15 @@ impl<'a> Search<'a> {
         Ok(Quick::Bound(if self.memory() { total as f64 } else { seconds }, total))
     }
 
-    fn least(&self, step: &StepGraph, mesh: &Mesh) -> Result<Least, String> {
+    fn least(&self, step: &StepGraph, mesh: &Mesh, pace: &Pace) -> Result<Least, String> {
         let space = Space::new(step, mesh, &self.request.constraints).map_err(|e| e.to_string())?;
         let times = self.times(mesh);
-        let classes = Classes::new(&step.graph, &step.blocks, times.execution().kernels, 1);
+        let classes = Classes::new(&step.graph, &step.blocks, times.execution().kernels, pace.micro_batches);
         let seconds = |(class, (members, choices)): (usize, (&Vec<NodeId>, &Vec<Choice>))| {
             let n = step.graph.node(members[0]);
             let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));
             let fused = classes.fused(class);
-            choices.iter().map(|c| compute(&times, &n.op, c, &ins, &outs, fused)).fold(f64::INFINITY, f64::min)
+            choices.iter().map(|c| compute(&times, pace, &n.op, c, &ins, &outs, fused)).fold(f64::INFINITY, f64::min)
         };
         Ok(Least {
             seconds: step.blocks.nodes.iter().zip(&space.choices).enumerate().map(seconds).collect(),
@@ -556,18 +624,22 @@ impl<'a> Search<'a> {
         let mut times = self.times(&c.mesh);
         let mut limits = vec![self.limit; c.stages];
         let mut formulation = Formulation::new(&view, &space, &mut times, &limits);
-        let mut options = self.options();
-        options.cutoff = cutoff.map(|t| i128::from(formulation.problem.quanta(t)));
+        let until = self.share();
+        let cutoff = cutoff.map(|t| i128::from(formulation.problem.quanta(t)));
         let mut proven = None;
         // First without regard to memory, if that can spare the variants.
         let mut unlimited = varies && !memory;
         if memory {
+            // Proven is what is held; what passes only tells choices apart.
+            let rows = formulation.least_rows().problem;
+            proven = Some(solve(&rows, &self.options(until)).map_or(0.0, |s| rows.value(s.bound)));
             formulation = formulation.least_memory();
         } else if unlimited {
             formulation.set_limits(&vec![UNLIMITED; c.stages]);
         }
         const ROUNDS: usize = 5;
         for _ in 0..ROUNDS + usize::from(unlimited) {
+            let options = Options { cutoff, ..self.options(until) };
             let solution = match solve(&formulation.problem, &options) {
                 Ok(solution) => solution,
                 Err(SolveError::CutOff { bound }) => {
@@ -613,8 +685,7 @@ impl<'a> Search<'a> {
         // What is the least it could do with?
         formulation.set_limits(&vec![UNLIMITED; c.stages]);
         let least = formulation.least_memory();
-        options.cutoff = None;
-        let Ok(solution) = solve(&least.problem, &options) else {
+        let Ok(solution) = solve(&least.problem, &self.options(until)) else {
             return Ok((Outcome::Impossible("the constraints contradict each other".into()), None));
         };
         let assignment = least.assignment(&view, &space, &c.mesh, &solution.choice);
@@ -636,11 +707,15 @@ impl<'a> Search<'a> {
         Ok((Outcome::Excess(Closest::new(c, &memory, self.limit), proven), others))
     }
 
-    fn options(&self) -> Options {
-        // One hard candidate must not take the time of all others.
-        let share = Duration::from_secs_f64((self.request.time_limit_s / 10.0).clamp(1.0, 1e5));
+    /// Until when a candidate may be solved: a hard one must not take the time of all others.
+    fn share(&self) -> Instant {
+        let share = Duration::from_secs_f64((self.request.time_limit_s / 5.0).clamp(1.0, 1e5));
+        self.deadline.min(Instant::now() + share)
+    }
+
+    fn options(&self, until: Instant) -> Options {
         Options {
-            time_limit: self.deadline.saturating_duration_since(Instant::now()).min(share),
+            time_limit: until.saturating_duration_since(Instant::now()),
             relative_gap: self.request.gap,
             seed: self.request.seed,
             interrupt: self.interrupt.clone(),
@@ -673,15 +748,50 @@ impl<'a> Search<'a> {
             without("without the pins of the mesh".into(), &|c| (c.tp, c.pp, c.dp) = (None, None, None));
         }
         let mut found = Vec::new();
+        // All together no longer than the search itself.
+        let time_limit_s = (self.request.time_limit_s / tries.len().max(1) as f64).min(10.0);
         for (name, constraints) in tries {
-            let request = PlanRequest { constraints, gap: 1.0, time_limit_s: 10.0, ..self.request.clone() };
+            let request = PlanRequest { constraints, gap: 1.0, time_limit_s, ..self.request.clone() };
             let mut inner = Search::new(self.source, self.cluster, &request, self.interrupt.clone());
+            inner.extends = false;
             if let Ok(plan) = inner.run(&|_, _, _| {}) {
                 found.push(format!("{name} ({})", plan.best.candidate.show()));
             }
         }
         found
     }
+}
+
+/// The first few of many reasons.
+fn few(reasons: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let mut text = reasons[..reasons.len().min(SHOWN)].join("; ");
+    if reasons.len() > SHOWN {
+        text += &format!("; and {} more", reasons.len() - SHOWN);
+    }
+    text
+}
+
+/// Sums of what several uses of a state contribute to its gradient. With several stages such a sum may be one of the
+/// update, once per step.
+fn sums_of_states(graph: &Graph) -> Vec<bool> {
+    let uses = graph.uses();
+    let accumulated = |v: &ValueId| {
+        let readers = &uses[v.index()];
+        !readers.is_empty() && readers.iter().all(|n| graph.node(*n).op.name() == ACCUMULATE)
+    };
+    // Sums of more than two are chains.
+    let mut found = vec![false; graph.nodes.len()];
+    for id in graph.node_ids().rev() {
+        let n = graph.node(id);
+        let inner = |v: &ValueId| {
+            let readers = &uses[v.index()];
+            !readers.is_empty() && readers.iter().all(|n| found[n.index()])
+        };
+        let is = n.section == Section::Backward && n.op.name() == "Add";
+        found[id.index()] = is && n.outputs.iter().all(|v| accumulated(v) || inner(v));
+    }
+    found
 }
 
 /// The time of each forward node with its backward, if all ranks of a stage shared its work evenly: for balancing stages.

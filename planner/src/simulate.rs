@@ -17,10 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::assignment::{Assignment, StageId};
 use crate::execution::Overlap;
-use crate::formulate::{Pace, crossings, kept};
-use crate::kernels::Classes;
+use crate::formulate::{Pace, crossings, kept, step_long};
+use crate::kernels::{Classes, once};
 use crate::reshard::{local_bytes, travels, versions};
-use crate::space::ACCUMULATE;
 use crate::spec::{Spec, Strategy};
 use crate::stages::Stages;
 use crate::timeline::play;
@@ -280,7 +279,7 @@ impl<'a> Simulation<'a> {
         for id in graph.node_ids().filter(|n| self.a.stage[n.index()].0 as usize == stage) {
             let n = graph.node(id);
             // What is the sum of one micro-batch is that micro-batch's.
-            let idle = n.op.name() == ACCUMULATE && self.a.micro_batches == 1;
+            let idle = n.is_accumulate() && self.a.micro_batches == 1;
             let t = if idle { 0.0 } else { self.compute(id, times) };
             let section = if self.once(id) { Section::Update } else { n.section };
             found.section(section).compute_s += t;
@@ -329,15 +328,19 @@ impl<'a> Simulation<'a> {
         }
         let mut views = Views::new(graph, self.blocks, a);
         let mut framed: Vec<BTreeSet<(ValueId, Spec)>> = vec![BTreeSet::new(); a.stages];
-        for (v, stage) in kept(graph, stages, backward.into_iter()) {
+        let once = once(graph, pace.micro_batches);
+        let kept = kept(graph, stages, &once, backward.into_iter());
+        let kept = kept.into_iter().map(|(v, s)| (v, s, pace.in_flight(s, a.stages) as u64, Category::Activations));
+        let long = step_long(graph, stages, &once).into_iter().map(|(v, s)| (v, s, 1, Category::Weights));
+        for (v, stage, count, category) in long.chain(kept) {
             let Some(spec) = self.produced(v) else { continue };
-            let bytes = local_bytes(&spec, graph.ty(v), &a.mesh) * pace.in_flight(stage, a.stages) as u64;
+            let bytes = local_bytes(&spec, graph.ty(v), &a.mesh) * count;
             let storage = views.storage(StageId(stage as u16), v, &spec);
             if !self.lasts(&storage) && framed[stage].insert(storage) {
-                found[stage].memory.add(Category::Activations, Bytes(bytes));
+                found[stage].memory.add(category, Bytes(bytes));
             }
         }
-        for id in graph.node_ids().filter(|&n| graph.node(n).op.name() == ACCUMULATE) {
+        for id in graph.node_ids().filter(|&n| graph.node(n).is_accumulate()) {
             let bytes = local_bytes(&self.result(id, 0), graph.ty(graph.node(id).outputs[0]), &a.mesh);
             found[a.stage[id.index()].0 as usize].memory.add(Category::Gradients, Bytes(bytes));
         }
@@ -388,7 +391,7 @@ impl<'a> Simulation<'a> {
             }
             for (i, &v) in n.outputs.iter().enumerate() {
                 let storage = views.storage(stage, v, &self.result(id, i));
-                if n.op.name() != ACCUMULATE && !framed.contains(&storage) {
+                if !n.is_accumulate() && !framed.contains(&storage) {
                     let own = storage.0 == v;
                     match spans.get_mut(&storage) {
                         Some(span) => span.1 = at,

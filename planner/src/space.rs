@@ -39,7 +39,7 @@ pub struct NoChoice {
 }
 
 /// The operator of accumulated values.
-pub(crate) const ACCUMULATE: &str = "Accumulate";
+pub(crate) use autoshard_ir::verify::ACCUMULATE;
 
 impl Space {
     /// The space of a graph on a mesh under constraints.

@@ -40,7 +40,7 @@ pub struct Unavailable {
     pub size: usize,
     /// The size of the axis.
     pub axis_size: usize,
-    /// Axis sizes that would do, up to the mesh's largest practical one.
+    /// Axis sizes that would do: the first few, of at most 1024 ranks.
     pub valid: Vec<usize>,
     /// The reason.
     pub reason: Reason,

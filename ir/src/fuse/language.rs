@@ -178,7 +178,7 @@ impl Facts {
 }
 
 /// Constants with more elements are not computed while rewriting.
-const FOLD_LIMIT: usize = 4096;
+const SMALL: usize = 4096;
 
 /// What terms refer to by index.
 #[derive(Default)]
@@ -297,7 +297,7 @@ fn derive(classes: &Classes, op: &Op, args: &[Id]) -> Facts {
     let Some(Ok(outs)) = types.as_ref().map(|t| op.infer(t)) else { return Facts::default() };
     let Some(ty) = outs.first().cloned() else { return Facts::default() };
     let operands: Option<Vec<Arc<Tensor>>> = facts.iter().map(|f| f.constant.clone()).collect();
-    if let Some(operands) = operands.filter(|o| !o.is_empty() && outs.len() == 1 && ty.numel() <= FOLD_LIMIT)
+    if let Some(operands) = operands.filter(|o| !o.is_empty() && outs.len() == 1 && ty.numel() <= SMALL)
         && !super::inner::is_inner(op.def)
         && let Ok(mut results) = crate::interp::apply(op, &operands, &outs)
         && let Some(t) = results.pop()
@@ -399,7 +399,8 @@ fn band_in<T>(dims: &[usize], elements: &[T], seen: impl Fn(&T) -> bool) -> Opti
         return Some(Band::ALL);
     }
     let [.., rows, columns] = *dims else { return None };
-    if rows * columns == 0 {
+    // One row or column stands for all that it is broadcast to.
+    if rows < 2 || columns < 2 {
         return None;
     }
     // The narrowest band that holds all that is seen, then whether it holds nothing else.

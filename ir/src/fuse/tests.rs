@@ -209,6 +209,10 @@ enum Hide {
     CausalAndPadding,
     /// Scores replaced.
     Window,
+    /// A constant row for all queries: padding that is part of the file.
+    Padding,
+    /// A triangle of one kind of number, then one of the other.
+    Mixed,
     /// A bias of numbers.
     Bias,
 }
@@ -257,6 +261,18 @@ fn attention(hide: Hide, low: f64, guarded: bool, groups: usize) -> String {
             let hidden = c.op("Not", &[seen]);
             scores = c.op("Where", &[hidden, low, scores]);
         }
+        Hide::Padding => {
+            let hidden = [0.0, 0.0, 0.0, f32::MIN, f32::MIN, f32::MIN];
+            let bias = c.b.constant(Tensor::f32([1, 1, 1, s], &hidden));
+            scores = c.op("Add", &[scores, bias]);
+        }
+        Hide::Mixed => {
+            let infinite = c.number(f64::NEG_INFINITY);
+            let (wide, narrow) = (triangle(&mut c, s), triangle(&mut c, 3));
+            let narrow = c.op("Not", &[narrow]);
+            scores = c.op("Where", &[wide, scores, infinite]);
+            scores = c.op("Where", &[narrow, low, scores]);
+        }
         Hide::Bias => {
             let bias = c.input(&[h, s, s]);
             scores = c.op("Add", &[scores, bias]);
@@ -294,6 +310,18 @@ fn attentions() {
             "{hide:?}: {fused}"
         );
     }
+}
+
+#[test]
+fn a_row_of_padding_is_no_band() {
+    let fused = attention(Hide::Padding, 0.0, false, 1);
+    assert!(fused.contains("Attention") && fused.contains("causal=false"), "{fused}");
+}
+
+#[test]
+fn what_hides_in_two_ways_is_not_said_to_hide_in_one() {
+    let fused = attention(Hide::Mixed, f64::from(f32::MIN), false, 1);
+    assert!(!fused.contains("window=3"), "{fused}");
 }
 
 #[test]

@@ -47,8 +47,8 @@ pub struct Attrs<'a> {
     asked: RefCell<BTreeSet<String>>,
 }
 
-/// Attributes that change nothing here: what training frameworks note for themselves (momentum of running statistics,
-/// seeds), precisions of intermediate results, which are f32 at least, and orders that are kept anyway.
+/// Attributes that change nothing here: what training frameworks note for themselves (momentum of running
+/// statistics), precisions of intermediate results, which are f32 at least, and orders that are kept anyway.
 const HARMLESS: [&str; 9] = [
     "consumed_inputs",
     "momentum",
@@ -65,6 +65,12 @@ impl<'a> Attrs<'a> {
     /// Of a node.
     pub fn new(all: &'a BTreeMap<String, OnnxAttr>) -> Attrs<'a> {
         Attrs { all, asked: RefCell::default() }
+    }
+    /// What `read` makes of an attribute. One of another kind counts as not asked for.
+    fn read<T>(&self, name: &str, read: impl FnOnce(&'a OnnxAttr) -> Option<T>) -> Option<T> {
+        let value = read(self.all.get(name)?)?;
+        self.asked.borrow_mut().insert(name.to_string());
+        Some(value)
     }
     /// An attribute, if the node has it.
     pub fn get(&self, name: &str) -> Option<&'a OnnxAttr> {
@@ -118,34 +124,46 @@ impl ImportCx<'_> {
             ))
         })
     }
-    /// The integers that an operand (i64 or i32) is.
+    /// The integers that an operand is; floats are truncated.
     pub fn ints(&self, i: usize) -> Result<Vec<i64>, OpError> {
         let t = self.constant(i)?;
+        // Not through f64, which i64 does not fit.
+        if t.dtype() == crate::dtype::DType::I64 {
+            return Ok(t.as_slice::<i64>().to_vec());
+        }
         Ok(crate::convert::cast(&t, crate::dtype::DType::I64).as_slice::<i64>().to_vec())
     }
     /// The integers that an optional operand is.
     pub fn try_ints(&self, i: usize) -> Result<Option<Vec<i64>>, OpError> {
         self.try_input(i).map(|_| self.ints(i)).transpose()
     }
+    /// An integer attribute, if the node has it.
+    pub fn try_attr_int(&self, name: &str) -> Option<i64> {
+        self.attrs.read(name, |a| if let OnnxAttr::Int(x) = a { Some(*x) } else { None })
+    }
     /// An integer attribute.
     pub fn attr_int(&self, name: &str, default: i64) -> i64 {
-        if let Some(OnnxAttr::Int(x)) = self.attrs.get(name) { *x } else { default }
+        self.try_attr_int(name).unwrap_or(default)
+    }
+    /// A float attribute, if the node has it.
+    pub fn try_attr_float(&self, name: &str) -> Option<f32> {
+        self.attrs.read(name, |a| if let OnnxAttr::Float(x) = a { Some(*x) } else { None })
     }
     /// A float attribute.
     pub fn attr_float(&self, name: &str, default: f32) -> f32 {
-        if let Some(OnnxAttr::Float(x)) = self.attrs.get(name) { *x } else { default }
+        self.try_attr_float(name).unwrap_or(default)
     }
     /// A list attribute.
     pub fn attr_ints(&self, name: &str) -> Option<&[i64]> {
-        if let Some(OnnxAttr::Ints(x)) = self.attrs.get(name) { Some(x) } else { None }
+        self.attrs.read(name, |a| if let OnnxAttr::Ints(x) = a { Some(&x[..]) } else { None })
     }
     /// A word attribute.
     pub fn attr_str(&self, name: &str) -> Option<&str> {
-        if let Some(OnnxAttr::Str(x)) = self.attrs.get(name) { Some(x) } else { None }
+        self.attrs.read(name, |a| if let OnnxAttr::Str(x) = a { Some(x.as_str()) } else { None })
     }
     /// A tensor attribute.
     pub fn attr_tensor(&self, name: &str) -> Option<&Arc<Tensor>> {
-        if let Some(OnnxAttr::Tensor(x)) = self.attrs.get(name) { Some(x) } else { None }
+        self.attrs.read(name, |a| if let OnnxAttr::Tensor(x) = a { Some(x) } else { None })
     }
     /// An attribute or operand of axes, made non-negative for a rank.
     pub fn axes(&self, axes: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {

@@ -51,6 +51,14 @@ enum Slot {
     Failed,
 }
 
+/// Where a name is defined.
+enum Place<'m> {
+    /// In a frame.
+    Slot(Slot),
+    /// As an initializer of the main graph.
+    Initializer(&'m str, &'m Result<WeightRef, String>),
+}
+
 /// Names and versions of one list of nodes.
 struct Frame<'a> {
     values: HashMap<&'a str, Slot>,
@@ -196,22 +204,30 @@ impl<'m> Lowering<'m> {
         self.problems.push(Problem::Node { node: node.to_string(), op: op.to_string(), why: why.into() });
     }
 
-    /// What a name stands for; initializers become values at their first use.
-    fn resolve(&mut self, name: &str, frame: &Frame<'_>, node: &str, op: &str) -> Option<Slot> {
+    /// Where a name is defined, as seen from a frame.
+    fn lookup(&self, name: &str, frame: &Frame<'_>) -> Option<Place<'m>> {
         let mut at = Some(frame);
         while let Some(f) = at {
             if let Some(slot) = f.values.get(name) {
-                return Some(*slot);
+                return Some(Place::Slot(*slot));
             }
             if f.outer.is_none() && f.depth > 0 {
                 return None; // a function does not see the names of its caller
             }
             at = f.outer;
         }
+        self.model.initializers.get_key_value(name).map(|(name, found)| Place::Initializer(name, found))
+    }
+
+    /// What a name stands for; initializers become values at their first use.
+    fn resolve(&mut self, name: &str, frame: &Frame<'_>, node: &str, op: &str) -> Option<Slot> {
+        let (name, found) = match self.lookup(name, frame)? {
+            Place::Slot(slot) => return Some(slot),
+            Place::Initializer(name, found) => (name, found),
+        };
         if let Some(slot) = self.initializers.get(name) {
             return Some(*slot);
         }
-        let (name, found) = self.model.initializers.get_key_value(name)?;
         let original = self.model.tied.get(name).filter(|_| found.is_ok());
         let made = match original {
             Some(o) => match self.resolve(&o.name, frame, node, op)? {
@@ -300,6 +316,12 @@ impl<'m> Lowering<'m> {
     where
         'm: 'a,
     {
+        if let Some(scope) = scope_of(node) {
+            self.scope = scope;
+        }
+        // Before operands: what a tied weight needs is emitted at its first use.
+        self.b.name = name.to_string();
+        self.b.scope = self.scope.clone();
         let mut inputs = Vec::with_capacity(node.input.len());
         let mut failed = false;
         for input in &node.input {
@@ -321,9 +343,6 @@ impl<'m> Lowering<'m> {
         }
         if failed {
             return None;
-        }
-        if let Some(scope) = scope_of(node) {
-            self.scope = scope;
         }
         let space = domain(node.domain());
         if space.is_empty() && node.op_type() == "If" {
@@ -352,8 +371,6 @@ impl<'m> Lowering<'m> {
                 return None;
             }
         };
-        self.b.name = name.to_string();
-        self.b.scope = self.scope.clone();
         let outputs: Vec<bool> = node.output.iter().map(|o| !o.is_empty()).collect();
         let attrs = Attrs::new(&attrs);
         let mut cx = ImportCx {
@@ -367,7 +384,11 @@ impl<'m> Lowering<'m> {
         match (rule.lower)(&mut cx) {
             Ok(_) if !attrs.ignored().is_empty() => {
                 let names = attrs.ignored().join("`, `");
-                self.problem(name, op, format!("attribute `{names}` is not supported; export without it"));
+                self.problem(
+                    name,
+                    op,
+                    format!("attribute `{names}` is not supported, or of a kind that it cannot be; export without it"),
+                );
                 None
             }
             Ok(results) => Some(results.into_iter().map(Slot::Value).collect()),
@@ -423,7 +444,7 @@ impl<'m> Lowering<'m> {
                 }
             };
         }
-        let order = match order(&graph.node, &|name| values.contains_key(name) || self.visible(name, frame)) {
+        let order = match order(&graph.node, &|name| values.contains_key(name) || self.lookup(name, frame).is_some()) {
             Ok(order) => order,
             Err(problems) => {
                 problems.into_iter().for_each(|why| self.problem(name, op, why));
@@ -441,18 +462,6 @@ impl<'m> Lowering<'m> {
         };
         self.list(&graph.node, &order, &mut inner);
         self.results(graph.output.iter().map(|o| o.name()), &inner, name, op)
-    }
-
-    /// Whether a name is defined in a frame or around it.
-    fn visible(&self, name: &str, frame: &Frame<'_>) -> bool {
-        let mut at = Some(frame);
-        while let Some(f) = at {
-            if f.values.contains_key(name) {
-                return true;
-            }
-            at = f.outer;
-        }
-        self.model.initializers.contains_key(name)
     }
 
     /// Lowers a call of a local function.

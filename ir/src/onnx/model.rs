@@ -162,7 +162,12 @@ impl Model {
         }
         let tables = tables(&proto.graph.node);
         let names = proto.graph.initializer.iter().map(|t| t.name());
-        let tied = tied::find(names, &initializers, &path, &bytes);
+        let calls = |node: &NodeProto| {
+            let key = (domain(node.domain()).to_string(), node.op_type().to_string(), node.overload().to_string());
+            functions.get(&key).map(|(at, order)| (&proto.functions[*at], &order[..]))
+        };
+        let uses = tied::uses(&proto.graph.node, &order, &calls);
+        let tied = tied::find(names, &initializers, &uses, &path, &bytes);
         Ok(Model { tied, path, bytes, proto, sha256, opsets, signature, initializers, tables, order, functions })
     }
 
@@ -248,7 +253,7 @@ impl Model {
                 }
                 let Err(why) = rules::rule(space, node.op_type(), opset) else { continue };
                 if let Some((function, _)) = self.function(node) {
-                    if seen.insert(function.name().to_string() + "\0" + function.domain()) {
+                    if seen.insert((function.domain(), function.name(), function.overload())) {
                         lists.push((&function.node, function_opsets(function), format!("{}/", function.name())));
                     }
                     continue;
@@ -424,12 +429,8 @@ fn functions(proto: &ModelProto, problems: &mut Vec<Problem>) -> Functions {
 }
 
 /// Operands that are tables of the model and never learned: domain, operator, operands.
-const TABLES: &[(&str, &str, std::ops::Range<usize>)] = &[
-    ("", "BatchNormalization", 3..5),
-    ("", "RotaryEmbedding", 1..3),
-    ("com.microsoft", "RotaryEmbedding", 2..4),
-    ("com.microsoft", "GroupQueryAttention", 7..9),
-];
+const TABLES: &[(&str, &str, std::ops::Range<usize>)] =
+    &[("", "BatchNormalization", 3..5), ("", "RotaryEmbedding", 1..3)];
 
 /// The names that only such operands have: running statistics, tables of rotary embeddings.
 fn tables(nodes: &[NodeProto]) -> BTreeSet<String> {
@@ -444,7 +445,7 @@ fn tables(nodes: &[NodeProto]) -> BTreeSet<String> {
     found.difference(&other).cloned().collect()
 }
 
-/// An attribute's name and whether it refers to an attribute of the enclosing function.
+/// The attribute of the enclosing function that an attribute refers to, if it does.
 pub(super) fn refers(a: &AttributeProto) -> Option<&str> {
     a.ref_attr_name.as_deref().filter(|s| !s.is_empty())
 }

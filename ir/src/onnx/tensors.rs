@@ -183,7 +183,7 @@ fn typed(t: &TensorProto, ty: &Type) -> Result<Tensor, String> {
 /// The elements of a tensor that is an attribute.
 ///
 /// # Errors
-/// As [`reference`]; external data.
+/// As [`reference`]; external data that cannot be read.
 pub fn attribute(t: &TensorProto, source: &Source<'_>) -> Result<Tensor, String> {
     let found = reference(t, source)?;
     match &found.storage {

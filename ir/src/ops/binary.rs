@@ -9,7 +9,7 @@ use crate::builder::Builder;
 use crate::dtype::DType;
 use crate::factor::FactorRule;
 use crate::graph::ValueId;
-use crate::onnx::import::{ImportCx, OnnxAttr, OnnxRule};
+use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{AttrKind, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::tensor::{Type, View};
 
@@ -156,7 +156,11 @@ pub static DIV: OpDef = OpDef {
     attrs: &[],
     onnx: &[rule2!("Div", 7, div)],
     infer,
-    factors: |_, i, o| FactorRule::elementwise(i, o).linear_in([0]),
+    // Truncation is not linear.
+    factors: |_, i, o| {
+        let rule = FactorRule::elementwise(i, o);
+        if o[0].dtype.is_float() { rule.linear_in([0]) } else { rule }
+    },
     work: |_, i, o| Work::memory(i, o, 4.0),
     identity: never,
     gradient: grad2!(|cx, dy, i| {
@@ -181,8 +185,7 @@ pub static DIV: OpDef = OpDef {
         }
         Ok(())
     },
-    // Integer division is not linear, which the property test of linear sets would see: floats only there.
-    samples: || samples(Op::new(&DIV), 0.5, 2.0).into_iter().filter(|s| s.inputs[0].ty.dtype.is_float()).collect(),
+    samples: || samples(Op::new(&DIV), 0.5, 2.0),
 };
 
 /// Runs `f` unless an element of the divisor is zero.
@@ -286,11 +289,10 @@ pub static POW: OpDef = OpDef {
         lower: |cx| {
             let (x, y) = (cx.input(0)?, cx.input(1)?);
             let dtype = cx.b.ty(x).dtype;
-            // The exponent may have another element type (since opset 12); the result has the base's. A float exponent
-            // of an integer base is rounded after the power, not before.
+            // The exponent may have another element type (since opset 12); the result has the base's. A float power of
+            // an integer is computed in f64, which holds integers up to 2^53, and truncated.
             if cx.b.ty(y).dtype.is_float() && !dtype.is_float() {
-                let exponent = cx.b.ty(y).dtype;
-                let x = cx.b.cast(x, exponent)?;
+                let (x, y) = (cx.b.cast(x, DType::F64)?, cx.b.cast(y, DType::F64)?);
                 let p = cx.b.pow(x, y)?;
                 return Ok(vec![cx.b.cast(p, dtype)?]);
             }
@@ -308,11 +310,23 @@ pub static POW: OpDef = OpDef {
             let one = cx.b.scalar_like(y, 1.0)?;
             let lower = cx.b.sub(y, one)?;
             let p = cx.b.pow(x, lower)?;
-            let p = cx.b.mul(y, p)?;
+            let mut p = cx.b.mul(y, p)?;
+            // x^0 is constant, also at 0, where x^-1 is infinite.
+            if zeros(cx.b, y) {
+                let zero = cx.b.scalar_like(y, 0.0)?;
+                let flat = cx.b.equal(y, zero)?;
+                p = cx.b.where_(flat, zero, p)?;
+            }
             return cx.b.mul(dy, p);
         }
         let l = cx.b.log(x)?;
-        let p = cx.b.mul(cx.outputs[0], l)?;
+        let mut p = cx.b.mul(cx.outputs[0], l)?;
+        // 0^y stays 0, or 1, as y grows; its logarithm is infinite.
+        if zeros(cx.b, x) {
+            let zero = cx.b.scalar_like(x, 0.0)?;
+            let flat = cx.b.equal(x, zero)?;
+            p = cx.b.where_(flat, zero, p)?;
+        }
         cx.b.mul(dy, p)
     }),
     kernel: |op, ins, outs| {
@@ -336,6 +350,11 @@ pub static POW: OpDef = OpDef {
     },
     samples: || samples(Op::new(&POW), 0.5, 2.0),
 };
+
+/// Whether a value may hold zeros.
+fn zeros(b: &Builder, v: ValueId) -> bool {
+    b.graph().constant(v).is_none_or(|t| crate::convert::to_f64(t.dtype(), t.bytes()).contains(&0.0))
+}
 
 impl Builder {
     /// Division; of integers truncating towards zero.
@@ -381,16 +400,18 @@ fn chain(
     Ok(vec![acc])
 }
 
-/// Bounds are attributes up to opset 10 and optional operands since.
+/// Bounds are attributes up to opset 10 and optional operands since. At a bound the gradient is the operand's, as in
+/// PyTorch, where `Max` and `Min` would share it.
 fn import_clip(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let mut x = cx.input(0)?;
-    for (i, name, f) in [(1, "min", Builder::max as fn(&mut _, _, _) -> _), (2, "max", Builder::min)] {
-        let bound = match (cx.try_input(i), cx.attrs.get(name)) {
+    for (i, name, beyond) in [(1, "min", Builder::less as fn(&mut _, _, _) -> _), (2, "max", Builder::greater)] {
+        let bound = match (cx.try_input(i), cx.try_attr_float(name)) {
             (Some(bound), _) => bound,
-            (None, Some(OnnxAttr::Float(bound))) => cx.b.scalar_like(x, (*bound).into())?,
-            _ => continue,
+            (None, Some(bound)) => cx.b.scalar_like(x, bound.into())?,
+            (None, None) => continue,
         };
-        x = f(cx.b, x, bound)?;
+        let beyond: ValueId = beyond(cx.b, x, bound)?;
+        x = cx.b.where_(beyond, bound, x)?;
     }
     Ok(vec![x])
 }
@@ -420,6 +441,32 @@ mod tests {
         let fmod = Op::new(&MOD).flag("fmod", true);
         assert_eq!(run(fmod, &a, &b).unwrap().as_slice::<i64>(), [1, -1, 1, -1]);
         assert!(run(Op::new(&DIV), &a, &Tensor::i64([], &[0])).unwrap_err().contains("by zero"));
+    }
+
+    /// Where a power does not change, its gradient is 0, not 0 times infinity.
+    #[test]
+    fn powers_of_zero_have_gradients() {
+        let mut b = Builder::new("power");
+        let ty = Type::new(DType::F32, [2]);
+        let read = |b: &mut Builder, name: &str| {
+            let kind = crate::graph::StateKind::Parameter;
+            let s = b.state(name, kind, ty.clone(), crate::graph::Init::Zeros, None);
+            b.graph().state(s).read
+        };
+        let (x, y) = (read(&mut b, "x"), read(&mut b, "y"));
+        let p = b.pow(x, y).unwrap();
+        let loss = b.reduce_sum(p, &[0], false).unwrap();
+        b.output("loss", loss, None);
+        let options = crate::train::TrainOptions { gradient_outputs: true, ..Default::default() };
+        let step = crate::train::train_step(&b.finish(), &options).unwrap();
+        let values = [Tensor::f32([2], &[0.0, 2.0]), Tensor::f32([2], &[0.0, 3.0])].map(std::sync::Arc::new);
+        let zeros = |v| std::sync::Arc::new(Tensor::zeros(step.ty(v).clone()));
+        let states: Vec<_> = (step.states.iter().enumerate())
+            .map(|(i, s)| values.get(i).cloned().unwrap_or_else(|| zeros(s.read)))
+            .collect();
+        let out = crate::interp::run(&step, &[], &states).unwrap().outputs;
+        assert_eq!(out[1].as_slice::<f32>(), [0.0, 12.0]);
+        assert_eq!(out[2].as_slice::<f32>()[0], 0.0);
     }
 
     #[test]

@@ -4,6 +4,9 @@ use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::OpError;
 
+use super::norm::inverse_root;
+use super::reduce::in_stat_dtype;
+
 /// Their import rules; looked up like those of the operator table.
 pub static RULES: &[OnnxRule] = &[
     OnnxRule { domain: "", op: "BatchNormalization", since: 1, lower: batch_normalization },
@@ -12,6 +15,12 @@ pub static RULES: &[OnnxRule] = &[
     OnnxRule { domain: "", op: "OneHot", since: 9, lower: one_hot },
     OnnxRule { domain: "", op: "RotaryEmbedding", since: 23, lower: rotary_embedding },
     OnnxRule { domain: "com.microsoft", op: "SkipLayerNormalization", since: 1, lower: skip_layer_normalization },
+    OnnxRule {
+        domain: "com.microsoft",
+        op: "SkipSimplifiedLayerNormalization",
+        since: 1,
+        lower: skip_simplified_layer_normalization,
+    },
 ];
 
 /// With fixed statistics: one multiplication and one addition per channel.
@@ -29,20 +38,11 @@ fn batch_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let x = cx.input(0)?;
     let epsilon = f64::from(cx.attr_float("epsilon", 1e-5));
     let [scale, bias, mean, variance] = [cx.input(1)?, cx.input(2)?, cx.input(3)?, cx.input(4)?];
-    let inverse = inverse_root(cx, variance, epsilon)?;
+    let inverse = inverse_root(cx.b, variance, epsilon)?;
     let factor = cx.b.mul(scale, inverse)?;
     let shift = cx.b.mul(mean, factor)?;
     let shift = cx.b.sub(bias, shift)?;
     per_channel(cx, x, factor, shift)
-}
-
-/// `1 / sqrt(x + epsilon)`
-fn inverse_root(cx: &mut ImportCx<'_>, x: ValueId, epsilon: f64) -> Result<ValueId, OpError> {
-    let dtype = cx.b.ty(x).dtype;
-    let (epsilon, one) = (cx.b.scalar(dtype, epsilon), cx.b.scalar(dtype, 1.0));
-    let sum = cx.b.add(x, epsilon)?;
-    let root = cx.b.sqrt(sum)?;
-    cx.b.div(one, root)
 }
 
 /// `x * factor + shift` with one entry of each per channel (dim 1).
@@ -68,14 +68,16 @@ fn normalize_groups(cx: &mut ImportCx<'_>, x: ValueId, groups: usize, epsilon: f
     }
     let split: Vec<usize> = [&[dims[0], groups, dims[1] / groups], &dims[2..]].concat();
     let over: Vec<usize> = (2..split.len()).collect();
-    let y = cx.b.reshape(x, &split)?;
-    let mean = cx.b.reduce_mean(y, &over, true)?;
-    let centred = cx.b.sub(y, mean)?;
-    let square = cx.b.mul(centred, centred)?;
-    let variance = cx.b.reduce_mean(square, &over, true)?;
-    let inverse = inverse_root(cx, variance, epsilon)?;
-    let y = cx.b.mul(centred, inverse)?;
-    cx.b.reshape(y, &dims)
+    in_stat_dtype(cx.b, x, |b, x| {
+        let y = b.reshape(x, &split)?;
+        let mean = b.reduce_mean(y, &over, true)?;
+        let centred = b.sub(y, mean)?;
+        let square = b.mul(centred, centred)?;
+        let variance = b.reduce_mean(square, &over, true)?;
+        let inverse = inverse_root(b, variance, epsilon)?;
+        let y = b.mul(centred, inverse)?;
+        b.reshape(y, &dims)
+    })
 }
 
 fn group_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
@@ -186,16 +188,31 @@ fn rotary_embedding(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
 
 /// LayerNorm of the sum of two tensors (and a bias), which is the fourth output.
 fn skip_layer_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (sum, axis, epsilon) = skip_sum(cx, 4)?;
+    let scale = cx.input(2)?;
+    let y = cx.b.layer_norm(sum, scale, cx.try_input(3), axis, epsilon)?;
+    Ok(vec![y, y, y, sum])
+}
+
+/// RmsNorm of the sum of two tensors (and a bias), which is the fourth output.
+fn skip_simplified_layer_normalization(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (sum, axis, epsilon) = skip_sum(cx, 3)?;
+    let scale = cx.input(2)?;
+    let y = cx.b.rms_norm(sum, scale, axis, epsilon)?;
+    Ok(vec![y, y, y, sum])
+}
+
+/// The sum that a skip norm normalises, with the bias that operand `bias` is; the axis and epsilon, whose default is
+/// ONNX Runtime's `kDefaultSkipLayerNormEpsilon`.
+fn skip_sum(cx: &mut ImportCx<'_>, bias: usize) -> Result<(ValueId, usize, f64), OpError> {
     if cx.outputs.iter().take(3).skip(1).any(|&named| named) {
         return Err(OpError("outputs mean and inv_std_var are not supported; export without naming them".into()));
     }
-    let (x, skip, scale) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let (x, skip) = (cx.input(0)?, cx.input(1)?);
     let mut sum = cx.b.add(x, skip)?;
-    if let Some(bias) = cx.try_input(4) {
+    if let Some(bias) = cx.try_input(bias) {
         sum = cx.b.add(sum, bias)?;
     }
     let axis = cx.b.ty(sum).rank().saturating_sub(1);
-    let epsilon = f64::from(cx.attr_float("epsilon", 1e-12));
-    let y = cx.b.layer_norm(sum, scale, cx.try_input(3), axis, epsilon)?;
-    Ok(vec![y, y, y, sum])
+    Ok((sum, axis, f64::from(cx.attr_float("epsilon", 1e-12))))
 }

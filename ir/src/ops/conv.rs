@@ -12,7 +12,7 @@ use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{Family, GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::ops::real::{Real, by_float, expect_float, expect_operands};
 use crate::ops::rules::RuleBuilder;
-use crate::ops::support::never;
+use crate::ops::support::{never, usizes};
 use crate::ops::window::{CONV_ATTRS, CONV_GRAD_ATTRS, Window, WindowLoops};
 use crate::tensor::{Type, View, ViewMut};
 
@@ -85,7 +85,7 @@ fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
 
 fn infer_grad(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
     expect_operands(op.name(), inputs, &[2])?;
-    let dims: Vec<usize> = op.get_ints("dims").iter().map(|&d| d as usize).collect();
+    let dims = usizes(op, "dims")?;
     let out = Type::new(inputs[0].dtype, dims);
     let (x, w, dy) =
         if op.name() == "ConvGradInput" { (&out, &inputs[1], &inputs[0]) } else { (&inputs[0], &out, &inputs[1]) };

@@ -16,7 +16,7 @@ use crate::op::{GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, Sampl
 use crate::ops::real::{Real, by_float, expect_float, expect_index, expect_operands, stat_dtype};
 use crate::ops::rules::RuleBuilder;
 use crate::ops::support::never;
-use crate::tensor::{Type, View, ViewMut};
+use crate::tensor::{Tensor, Type, View, ViewMut};
 
 /// Normaliser and label's logit.
 pub static CROSS_ENTROPY_PARTS: OpDef = OpDef {
@@ -55,6 +55,7 @@ fn check(op: &Op, x: &Type, labels: &Type) -> Result<Type, OpError> {
     expect_float(op.name(), "x", x)?;
     expect_index(op.name(), "labels", labels)?;
     match x.dims.split_last() {
+        Some((0, _)) => Err(OpError(format!("{} of {x}: there are no classes", op.name()))),
         Some((_, rows)) if rows == labels.dims => Ok(Type::new(stat_dtype(x.dtype), rows)),
         _ => Err(OpError(format!("{}: labels {labels} are not one per row of {x}", op.name()))),
     }
@@ -132,6 +133,14 @@ fn kernel(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(
     let ([x, labels], [lse, picked]) = (inputs, outputs) else {
         return Err(KernelError("CrossEntropyParts has 2 operands and 2 results".into()));
     };
+    let classes = x.global.last().copied().unwrap_or(0) as i64;
+    let beyond = match labels.dtype() {
+        DType::I32 => labels.as_slice::<i32>().iter().map(|&l| i64::from(l)).find(|l| *l >= classes),
+        _ => labels.as_slice::<i64>().iter().copied().find(|l| *l >= classes),
+    };
+    if let Some(label) = beyond {
+        return Err(KernelError(format!("label {label} is none of {classes} classes")));
+    }
     by_float!(op, x.dtype(), T => {
         let v = x.dims().last().copied().unwrap_or(1).max(1);
         let mut exps = vec![T::ZERO; v];
@@ -173,6 +182,36 @@ fn kernel_grad(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Res
     })
 }
 
+impl Builder {
+    /// Where labels are that one.
+    pub(crate) fn is_label(&mut self, labels: ValueId, label: i64) -> Result<ValueId, OpError> {
+        let wide = self.constant(Tensor::i64([], &[label]));
+        let dtype = self.ty(labels).dtype;
+        // An i32 label cannot be beyond i32.
+        if dtype == DType::I32 && i32::try_from(label).is_err() {
+            let dims = self.dims(labels);
+            let never = self.scalar(DType::Bool, 0.0);
+            return self.expand(never, &dims);
+        }
+        let label = self.cast(wide, dtype)?;
+        self.equal(labels, label)
+    }
+    /// Labels with class 0 in place of those that are `ignored`, if their label is beyond the classes.
+    pub(crate) fn labels_or_class(
+        &mut self,
+        labels: ValueId,
+        ignored: ValueId,
+        label: i64,
+        classes: usize,
+    ) -> Result<ValueId, OpError> {
+        if label < classes as i64 {
+            return Ok(labels);
+        }
+        let zero = self.scalar(self.ty(labels).dtype, 0.0);
+        self.where_(ignored, zero, labels)
+    }
+}
+
 /// A loss operator's operands with the class dim last.
 struct Loss {
     /// Per label, whether it counts.
@@ -195,13 +234,14 @@ fn operands(cx: &mut ImportCx<'_>) -> Result<Loss, OpError> {
     let x = cx.b.transpose(x, &perm)?;
     let label_type = cx.b.ty(labels).dtype;
     // Without ignore_index every label must be a class; negative ones are then the only ones that can be told apart.
-    let valid = if cx.attrs.get("ignore_index").is_some() {
-        let ignore = cx.b.scalar(label_type, cx.attr_int("ignore_index", -100) as f64);
-        let same = cx.b.equal(labels, ignore)?;
-        cx.b.not(same)?
-    } else {
-        let zero = cx.b.scalar(label_type, 0.0);
-        cx.b.greater_or_equal(labels, zero)?
+    let zero = cx.b.scalar(label_type, 0.0);
+    let (valid, labels) = match cx.try_attr_int("ignore_index") {
+        Some(ignore) => {
+            let same = cx.b.is_label(labels, ignore)?;
+            let labels = cx.b.labels_or_class(labels, same, ignore, dims[1])?;
+            (cx.b.not(same)?, labels)
+        }
+        None => (cx.b.greater_or_equal(labels, zero)?, labels),
     };
     let weight = match cx.try_input(2) {
         None => None,
@@ -209,7 +249,6 @@ fn operands(cx: &mut ImportCx<'_>) -> Result<Loss, OpError> {
             if cx.b.dims(w) != [dims[1]] {
                 return Err(OpError(format!("weights {} are not one per class of {}", cx.b.ty(w), dims[1])));
             }
-            let zero = cx.b.scalar(label_type, 0.0);
             let safe = cx.b.where_(valid, labels, zero)?;
             let w = cx.b.gather(w, safe, 0)?;
             let zero = cx.b.scalar(cx.b.ty(w).dtype, 0.0);
@@ -303,4 +342,22 @@ fn samples_grad() -> Vec<Sample> {
         ],
     };
     vec![case(&[6], 12), case(&[4, 6], 6)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_beyond_the_classes_is_an_error() {
+        let op = Op::new(&CROSS_ENTROPY_PARTS);
+        let x = Tensor::f32([2, 3], &[0.0; 6]);
+        let run = |labels: [i64; 2]| {
+            let labels = Tensor::i64([2], &labels);
+            let types = op.infer(&[x.ty().clone(), labels.ty().clone()]).unwrap();
+            crate::interp::apply(&op, &[&x, &labels], &types)
+        };
+        assert!(run([2, -100]).is_ok());
+        assert!(run([2, 3]).unwrap_err().0.contains("label 3 is none of 3 classes"));
+    }
 }

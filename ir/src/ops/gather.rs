@@ -196,7 +196,9 @@ pub static SCATTER_ADD: OpDef = OpDef {
     infer: |op, inputs| {
         let [indices, dy] = operands::<2>(inputs)?;
         check_indices(indices)?;
-        let (a, wide) = (op.get_int("axis") as usize, indices.rank());
+        let wide = indices.rank();
+        let a = usize::try_from(op.get_int("axis")).ok().filter(|a| a.checked_add(wide).is_some());
+        let a = a.ok_or_else(|| OpError(format!("axis {} is out of range", op.get_int("axis"))))?;
         let size = usize::try_from(op.get_int("size")).map_err(|_| OpError("`size` is negative".into()))?;
         if dy.dims.get(a..a + wide) != Some(&indices.dims[..]) {
             return Err(OpError(format!("{dy} does not hold the sizes of {indices} at dim {a}")));

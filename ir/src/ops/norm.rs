@@ -59,7 +59,6 @@ pub static RMS_NORM: OpDef = OpDef {
         OnnxRule { domain: "", op: "RMSNormalization", since: 23, lower: import_rms_norm },
         OnnxRule { domain: "", op: "SimplifiedLayerNormalization", since: 1, lower: import_rms_norm },
         OnnxRule { domain: "com.microsoft", op: "SimplifiedLayerNormalization", since: 1, lower: import_rms_norm },
-        OnnxRule { domain: "com.microsoft", op: "SkipSimplifiedLayerNormalization", since: 1, lower: import_skip },
     ],
     infer: |op, i| infer(op, i, &[2]),
     factors: |op, i, o| factors(op, i, o, &[0]),
@@ -296,8 +295,10 @@ fn import_layer_norm(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let mut outs = vec![cx.b.layer_norm(x, scale, bias, axis, epsilon)?];
     if cx.outputs.iter().skip(1).any(|&named| named) {
         let over: Vec<usize> = (axis..rank).collect();
-        let mean = cx.b.reduce_mean(x, &over, true)?;
-        let centred = cx.b.sub(x, mean)?;
+        // Statistics of half floats are f32.
+        let wide = cx.b.cast(x, stat_dtype(cx.b.ty(x).dtype))?;
+        let mean = cx.b.reduce_mean(wide, &over, true)?;
+        let centred = cx.b.sub(wide, mean)?;
         let square = cx.b.mul(centred, centred)?;
         let variance = cx.b.reduce_mean(square, &over, true)?;
         outs.extend([mean, inverse_root(cx.b, variance, epsilon)?]);
@@ -306,7 +307,7 @@ fn import_layer_norm(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
 }
 
 /// `1 / sqrt(x + epsilon)`
-fn inverse_root(b: &mut Builder, x: ValueId, epsilon: f64) -> Result<ValueId, OpError> {
+pub(super) fn inverse_root(b: &mut Builder, x: ValueId, epsilon: f64) -> Result<ValueId, OpError> {
     let dtype = b.ty(x).dtype;
     let (epsilon, one) = (b.scalar(dtype, epsilon), b.scalar(dtype, 1.0));
     let sum = b.add(x, epsilon)?;
@@ -324,28 +325,12 @@ fn import_rms_norm(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let mut outs = vec![cx.b.rms_norm(x, scale, axis, epsilon)?];
     if cx.outputs.get(1) == Some(&true) {
         let over: Vec<usize> = (axis..rank).collect();
-        let square = cx.b.mul(x, x)?;
+        let wide = cx.b.cast(x, stat_dtype(cx.b.ty(x).dtype))?;
+        let square = cx.b.mul(wide, wide)?;
         let mean = cx.b.reduce_mean(square, &over, true)?;
         outs.push(inverse_root(cx.b, mean, epsilon)?);
     }
     Ok(outs)
-}
-
-/// `com.microsoft` SkipSimplifiedLayerNormalization: of the sum of two tensors (and a bias), which is the fourth output.
-fn import_skip(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
-    let (x, skip) = (cx.input(0)?, cx.input(1)?);
-    if cx.outputs.iter().take(3).skip(1).any(|&named| named) {
-        return Err(OpError("outputs mean and inv_std_var are not supported; export without naming them".into()));
-    }
-    let mut sum = cx.b.add(x, skip)?;
-    if let Some(bias) = cx.try_input(3) {
-        sum = cx.b.add(sum, bias)?;
-    }
-    let axis = cx.b.ty(sum).rank().saturating_sub(1);
-    let epsilon = f64::from(cx.attr_float("epsilon", 1e-5));
-    let scale = cx.input(2)?;
-    let y = cx.b.rms_norm(sum, scale, axis, epsilon)?;
-    Ok(vec![y, y, y, sum])
 }
 
 impl Builder {

@@ -6,7 +6,7 @@ use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::{GradCx, Gradient, KernelError, Op, OpDef, OpError, Sample, SampleInput, Work};
 use crate::ops::real::{Real, by_float, expect_float, expect_operands};
 use crate::ops::rules::RuleBuilder;
-use crate::ops::support::never;
+use crate::ops::support::{never, usizes};
 use crate::ops::window::{POOL_ATTRS, POOL_GRAD_ATTRS, Window, WindowLoops};
 use crate::tensor::{Type, View, ViewMut};
 
@@ -84,7 +84,7 @@ pub static AVERAGE_POOL_GRAD: OpDef = OpDef {
     onnx: &[],
     infer: |op, i| {
         expect_operands(op.name(), i, &[1])?;
-        let x = Type::new(i[0].dtype, op.get_ints("dims").iter().map(|&d| d as usize).collect::<Vec<_>>());
+        let x = Type::new(i[0].dtype, usizes(op, "dims")?);
         let y = result(op, &x)?;
         if y != i[0] {
             return Err(OpError(format!("AveragePoolGrad: the gradient is {}, the result {y}", i[0])));
@@ -112,6 +112,9 @@ fn result(op: &Op, x: &Type) -> Result<Type, OpError> {
     if x.rank() != 2 + window.kernel.len() {
         return Err(OpError(format!("{} of {x}: a kernel of {} dims does not fit", op.name(), window.kernel.len())));
     }
+    if x.dims[2..].contains(&0) {
+        return Err(OpError(format!("{} of {x}: a spatial dim is empty", op.name())));
+    }
     if (0..window.kernel.len()).any(|d| window.before[d] >= window.reach(d) || window.behind[d] >= window.reach(d)) {
         return Err(OpError(format!("{op}: padding as large as the window; some windows would hold padding only")));
     }
@@ -134,8 +137,8 @@ fn factors(_: &Op, i: &[Type], o: &[Type]) -> FactorRule {
 }
 
 fn pool_work(op: &Op, i: &[Type], o: &[Type]) -> Work {
-    let kernel: i64 = op.get_ints("kernel").iter().product();
-    Work::memory(i, o, kernel as f64)
+    let kernel: f64 = op.get_ints("kernel").iter().map(|&k| k as f64).product();
+    Work::memory(i, o, kernel)
 }
 
 fn average_grad_op(op: &Op, dims: &[usize]) -> Op {

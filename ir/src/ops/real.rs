@@ -210,7 +210,9 @@ fn erf_f32(x: f32) -> f32 {
             -1.609_603_3e-2,
         ],
     );
-    c * p / polynomial(s, [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2])
+    let y = c * p / polynomial(s, [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2]);
+    // Beyond, f32 has no digit between it and 1: what is missing would be multiplied by x in GELU.
+    if x.abs() >= 4.0 { 1f32.copysign(x) } else { y }
 }
 
 /// Runs a kernel that is generic over [`Real`] for an element type.

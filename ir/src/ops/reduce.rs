@@ -5,6 +5,7 @@
 //!
 //! Read next: [`crate::train`], which sums gradients.
 
+use super::real::stat_dtype;
 use super::support::{Loops, RuleMaker, dim_attr, dim_name, never, no_kernel, operands, strides};
 use crate::builder::Builder;
 use crate::dtype::DType;
@@ -246,20 +247,20 @@ onnx [
         let a = b.abs(x)?;
         b.reduce_sum(a, dims, keep)
     }),
-    rule!("ReduceL2", |b, x, dims, keep| {
+    rule!("ReduceL2", |b, x, dims, keep| in_stat_dtype(b, x, |b, x| {
         let square = b.mul(x, x)?;
         let sum = b.reduce_sum(square, dims, keep)?;
         b.sqrt(sum)
-    }),
-    rule!("ReduceSumSquare", |b, x, dims, keep| {
+    })),
+    rule!("ReduceSumSquare", |b, x, dims, keep| in_stat_dtype(b, x, |b, x| {
         let square = b.mul(x, x)?;
         b.reduce_sum(square, dims, keep)
-    }),
-    rule!("ReduceLogSum", |b, x, dims, keep| {
+    })),
+    rule!("ReduceLogSum", |b, x, dims, keep| in_stat_dtype(b, x, |b, x| {
         let sum = b.reduce_sum(x, dims, keep)?;
         b.log(sum)
-    }),
-    rule!("ReduceLogSumExp", log_sum_exp),
+    })),
+    rule!("ReduceLogSumExp", |b, x, dims, keep| in_stat_dtype(b, x, |b, x| log_sum_exp(b, x, dims, keep))),
     OnnxRule { domain: "", op: "GlobalAveragePool", since: 1, lower: |cx| {
         let x = cx.input(0)?;
         let spatial: Vec<usize> = (2..cx.b.ty(x).rank()).collect();
@@ -308,8 +309,27 @@ fn extremum_grad(cx: &mut GradCx<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
     Ok(vec![Some(cx.b.mul(chosen, share)?)])
 }
 
+/// `f` of half floats in the element type of statistics, so that sums on the way to a small result do not overflow.
+pub(super) fn in_stat_dtype(
+    b: &mut Builder,
+    x: ValueId,
+    f: impl FnOnce(&mut Builder, ValueId) -> Result<ValueId, OpError>,
+) -> Result<ValueId, OpError> {
+    let dtype = b.ty(x).dtype;
+    if !dtype.is_float() {
+        return f(b, x);
+    }
+    let wide = b.cast(x, stat_dtype(dtype))?;
+    let y = f(b, wide)?;
+    b.cast(y, dtype)
+}
+
 fn log_sum_exp(b: &mut Builder, x: ValueId, dims: &[usize], keep: bool) -> Result<ValueId, OpError> {
     let max = b.reduce_max(x, dims, true)?;
+    // Of nothing but -inf it is -inf, where the difference of both would be NaN.
+    let (lowest, zero) = (b.scalar_like(x, f64::NEG_INFINITY)?, b.scalar_like(x, 0.0)?);
+    let hidden = b.equal(max, lowest)?;
+    let max = b.where_(hidden, zero, max)?;
     let shifted = b.sub(x, max)?;
     let e = b.exp(shifted)?;
     let sum = b.reduce_sum(e, dims, keep)?;
@@ -342,11 +362,14 @@ impl Builder {
     pub fn reduce_mean(&mut self, x: ValueId, dims: &[usize], keep: bool) -> Result<ValueId, OpError> {
         let sizes = self.dims(x);
         let n: usize = dims.iter().map(|&d| sizes.get(d).copied().unwrap_or(1)).product();
-        let sum = self.reduce_sum(x, dims, keep)?;
         if self.ty(x).dtype.is_float() {
-            let scale = self.scalar_like(x, 1.0 / n as f64)?;
-            self.mul(sum, scale)
+            in_stat_dtype(self, x, |b, x| {
+                let sum = b.reduce_sum(x, dims, keep)?;
+                let scale = b.scalar_like(x, 1.0 / n as f64)?;
+                b.mul(sum, scale)
+            })
         } else {
+            let sum = self.reduce_sum(x, dims, keep)?;
             let n = self.scalar_like(x, n as f64)?;
             self.div(sum, n)
         }

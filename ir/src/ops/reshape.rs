@@ -182,11 +182,11 @@ fn import_unsqueeze(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let mut dims = cx.b.dims(x);
     let mut at = cx.axes(&axes, dims.len() + axes.len())?;
     at.sort_unstable();
+    if at.windows(2).any(|w| w[0] == w[1]) {
+        return Err(OpError(format!("axes {axes:?} repeat")));
+    }
     for d in at {
-        // Within the result's rank, and those below are in place already; a repeated axis runs past the end.
-        if d > dims.len() {
-            return Err(OpError(format!("axes {axes:?} repeat")));
-        }
+        // Within the result's rank, and those below are in place already.
         dims.insert(d, 1);
     }
     Ok(vec![cx.b.reshape(x, &dims)?])

@@ -200,23 +200,35 @@ fn kernel(
             places(op, inputs, &mut |to, from| z[to] = f(z[to], u[from]))
         }};
     }
-    macro_rules! numbers {
+    // As `Add`, `Mul`, `Max` and `Min` do: integers wrap, NaN passes on.
+    macro_rules! floats {
         ($t:ty) => {
             match reduction {
                 R::Add => apply!($t, |a, b| a + b),
                 R::Mul => apply!($t, |a, b| a * b),
-                R::Max => apply!($t, |a, b| if b > a { b } else { a }),
-                R::Min => apply!($t, |a, b| if b < a { b } else { a }),
+                R::Max => apply!($t, |a, b| if b > a || b.is_nan() { b } else { a }),
+                R::Min => apply!($t, |a, b| if b < a || b.is_nan() { b } else { a }),
+                R::Replace => apply!($t, |_, b| b),
+            }
+        };
+    }
+    macro_rules! integers {
+        ($t:ty) => {
+            match reduction {
+                R::Add => apply!($t, |a, b| a.wrapping_add(b)),
+                R::Mul => apply!($t, |a, b| a.wrapping_mul(b)),
+                R::Max => apply!($t, |a, b| a.max(b)),
+                R::Min => apply!($t, |a, b| a.min(b)),
                 R::Replace => apply!($t, |_, b| b),
             }
         };
     }
     match (reduction, inputs[0].dtype()) {
         (R::Replace, d) if d.size() == 1 => apply!(u8, |_, b| b),
-        (_, DType::F32) => numbers!(f32),
-        (_, DType::F64) => numbers!(f64),
-        (_, DType::I64) => numbers!(i64),
-        (_, DType::I32) => numbers!(i32),
+        (_, DType::F32) => floats!(f32),
+        (_, DType::F64) => floats!(f64),
+        (_, DType::I64) => integers!(i64),
+        (_, DType::I32) => integers!(i32),
         (_, other) => Err(no_kernel(op, other)),
     }
 }
@@ -364,6 +376,22 @@ mod tests {
         let indices = Tensor::i64([1, 2], &[1, -2]);
         let y = run(&op(&SCATTER_ELEMENTS, "none").int("axis", 1), [&data, &indices, &updates]);
         assert_eq!(y.as_slice::<f32>(), [1.0, 1.1, 3.0, 2.1, 5.0]);
+    }
+
+    #[test]
+    fn integers_wrap_and_nan_passes_on() {
+        let at = Tensor::i64([1, 1], &[0]);
+        let run = |name: &str, x: &Tensor, u: &Tensor| {
+            let op = Op::new(&SCATTER_ND).with("reduction", Attr::Str(name.into()));
+            crate::interp::apply(&op, &[x, &at, u], &[x.ty().clone()]).unwrap().remove(0)
+        };
+        let (x, u) = (Tensor::i64([1], &[i64::MAX]), Tensor::i64([1], &[2]));
+        assert_eq!(run("add", &x, &u).as_slice::<i64>(), [i64::MIN + 1]);
+        assert_eq!(run("mul", &x, &u).as_slice::<i64>(), [-2]);
+        let (x, u) = (Tensor::f32([1], &[1.0]), Tensor::f32([1], &[f32::NAN]));
+        for name in ["max", "min"] {
+            assert!(run(name, &x, &u).as_slice::<f32>()[0].is_nan(), "{name}");
+        }
     }
 
     #[test]

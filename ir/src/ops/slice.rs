@@ -172,6 +172,9 @@ fn import_split(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
             if count == 0 || count > cx.outputs.len() {
                 return Err(OpError(format!("splits into {count} parts, but has {} results", cx.outputs.len())));
             }
+            if cx.opset < 18 && size % count != 0 {
+                return Err(OpError(format!("{count} parts do not divide the {size} of dim {d}; say their sizes")));
+            }
             // The last part is smaller where the size does not divide.
             let each = size.div_ceil(count);
             (0..count).map(|i| size.saturating_sub(i * each).min(each) as i64).collect()

@@ -253,7 +253,7 @@ pub(crate) fn map2<A: bytemuck::Pod, B: bytemuck::Pod, O: bytemuck::Pod>(
     let (a, b, out) = (a.as_slice::<A>(), b.as_slice::<B>(), out.as_mut_slice::<O>());
     loops.rows(|[ra, rb, ro]| {
         let out = &mut out[ro..ro + n];
-        // A row's strides are 0 or 1 except in odd broadcasts, since results are contiguous.
+        // A row's strides are 0 or 1, since results are contiguous.
         match (ia, ib) {
             (1, 1) => {
                 for ((o, &x), &y) in out.iter_mut().zip(&a[ra..ra + n]).zip(&b[rb..rb + n]) {

@@ -383,7 +383,11 @@ impl Builder {
 }
 
 fn import_gelu(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
-    let tanh = cx.attr_str("approximate").unwrap_or("none") == "tanh";
+    let tanh = match cx.attr_str("approximate").unwrap_or("none") {
+        "none" => false,
+        "tanh" => true,
+        other => return Err(OpError(format!("approximate `{other}` is none of none, tanh"))),
+    };
     let x = cx.input(0)?;
     Ok(vec![cx.b.gelu(x, tanh)?])
 }
@@ -454,7 +458,8 @@ fn import_elu(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let alpha = cx.attr_float("alpha", 1.0);
     let (alpha, one, zero) = (cx.b.scalar_like(x, alpha.into())?, cx.b.scalar_like(x, 1.0)?, cx.b.scalar_like(x, 0.0)?);
     // Powers of what is positive are not used, but would make gradients infinite.
-    let negative = cx.b.min(x, zero)?;
+    let positive = cx.b.greater(x, zero)?;
+    let negative = cx.b.where_(positive, zero, x)?;
     let power = cx.b.exp(negative)?;
     let below = cx.b.sub(power, one)?;
     let below = cx.b.mul(below, alpha)?;

@@ -48,9 +48,19 @@ pub(crate) struct Window {
     pub ceil: bool,
 }
 
-/// A size in range: products of two stay far from overflow.
+/// The largest kernel size, stride, padding or dilation: products of two stay far from overflow.
+const LARGEST: usize = 1 << 31;
+
+/// A size in range.
 fn plain(x: i64) -> Option<usize> {
-    usize::try_from(x).ok().filter(|&x| x <= 1 << 31)
+    usize::try_from(x).ok().filter(|&x| x <= LARGEST)
+}
+
+fn kernel_in_range(kernel: &[usize]) -> Result<(), OpError> {
+    match kernel.iter().find(|&&k| k > LARGEST) {
+        Some(k) => Err(OpError(format!("a kernel of size {k}; sizes beyond 2^31 are not supported"))),
+        None => Ok(()),
+    }
 }
 
 impl Window {
@@ -63,7 +73,10 @@ impl Window {
             op.get_ints(name).iter().map(one).collect()
         };
         let kernel = match kernel {
-            Some(k) => k.to_vec(),
+            Some(k) => {
+                kernel_in_range(k)?;
+                k.to_vec()
+            }
             None => list("kernel")?,
         };
         let n = kernel.len();
@@ -115,6 +128,7 @@ impl Window {
 
     /// Reads `strides`, `pads`, `auto_pad`, `dilations`, `ceil_mode` of a node.
     pub fn import(cx: &ImportCx<'_>, input: &[usize], kernel: &[usize]) -> Result<Window, OpError> {
+        kernel_in_range(kernel)?;
         let n = kernel.len();
         let list = |name: &str, count: usize, default: usize| -> Result<Vec<usize>, OpError> {
             let Some(xs) = cx.attr_ints(name) else { return Ok(vec![default; count]) };

@@ -1,4 +1,4 @@
-//! The textual form of graphs: [`print`] and [`parse`]. Printing what was parsed gives the same text.
+//! The textual form of graphs: [`print`] and [`parse`]. What was printed and parsed prints as the same text.
 //!
 //! ```text
 //! graph "mlp" {

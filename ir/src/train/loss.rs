@@ -8,7 +8,8 @@
 //! |---|---|---|
 //! | `Div(S, C)`, where `C` depends on no trainable parameter | `S` | `C` |
 //! | a sum of elements, `ReduceSum` or `Einsum` | itself | none: sums of parts add up |
-//! | a sum of elements times or divided by a constant | itself | 1 per micro-batch: the mean over micro-batches of equal size |
+//! | a sum of elements times a constant | itself | 1 per micro-batch: the mean over micro-batches of equal size |
+//! | a sum of elements that are means over the batch | itself | 1 per micro-batch, likewise |
 //! | a constant multiple of one of these, or an `Add` of two with the same count | the same combination | theirs |
 //! | anything else | itself | 1 per micro-batch; [`super::micro_batchable`] says what is in the way |
 
@@ -20,6 +21,7 @@ use crate::rewrite;
 use crate::tensor::Type;
 
 use super::autodiff::depends_on_trainable;
+use super::micro_batch::{Batch, batches};
 use super::{Prepared, TrainError};
 
 /// Output of the prepared graph: what is differentiated.
@@ -134,9 +136,10 @@ pub fn attach(forward: &Graph, loss: &Loss) -> Result<(Graph, String), TrainErro
 
 /// `sum(where(labels != ignore, lse - picked, 0)) / count(labels != ignore)`.
 fn cross_entropy(b: &mut Builder, x: ValueId, labels: ValueId, ignore: i64) -> Result<ValueId, OpError> {
+    let ignored = b.is_label(labels, ignore)?;
+    let classes = b.dims(x).last().copied().unwrap_or(0);
+    let labels = b.labels_or_class(labels, ignored, ignore, classes)?;
     let (lse, picked) = b.cross_entropy_parts(x, labels)?;
-    let ignore = b.scalar(DType::I64, ignore as f64);
-    let ignored = b.equal(labels, ignore)?;
     let nll = b.sub(lse, picked)?;
     let zero = b.scalar(b.ty(nll).dtype, 0.0);
     let one = b.scalar(b.ty(nll).dtype, 1.0);
@@ -183,10 +186,10 @@ enum Counted {
 pub fn split(graph: &Graph, name: &str) -> Result<Prepared, TrainError> {
     let (loss, _) = find(graph, name)?;
     let build = |e| TrainError::Build("the loss", e);
-    let depends = depends_on_trainable(graph);
+    let known = Known { depends: depends_on_trainable(graph), batch: batches(graph) };
     let mut b = Builder::resume(graph.clone());
     (b.name, b.scope) = (super::LOSS.into(), super::LOSS.into());
-    let parts = parts(&mut b, &depends, loss).map_err(build)?;
+    let parts = parts(&mut b, &known, loss).map_err(build)?;
     let sum = scalar(&mut b, parts.sum).map_err(build)?;
     let (count, normalization) = match parts.count {
         Counted::By(c) => (Some(scalar(&mut b, c).map_err(build)?), Normalization::Count),
@@ -212,10 +215,43 @@ fn scalar(b: &mut Builder, v: ValueId) -> Result<ValueId, OpError> {
     b.reshape(v, &[])
 }
 
-fn parts(b: &mut Builder, depends: &[bool], v: ValueId) -> Result<Parts, OpError> {
+/// What is known of the values of the graph.
+struct Known {
+    /// Whether it depends on a trainable parameter.
+    depends: Vec<bool>,
+    /// How it relates to the batch.
+    batch: Vec<Batch>,
+}
+
+impl Known {
+    fn depends(&self, v: ValueId) -> bool {
+        self.depends.get(v.index()).copied().unwrap_or(false)
+    }
+
+    /// Whether some of what a value is a sum of is a sum over the batch times a constant: a mean.
+    fn holds_mean(&self, g: &Graph, v: ValueId) -> bool {
+        let mut open = vec![v];
+        let mut seen = std::collections::BTreeSet::new();
+        while let Some(v) = open.pop() {
+            let Some(n) = g.producer(v).map(|p| g.node(p)).filter(|_| seen.insert(v)) else { continue };
+            let driven: Vec<usize> = (0..n.inputs.len()).filter(|&i| self.depends(n.inputs[i])).collect();
+            let constant = |i: &usize| g.constant(n.inputs[*i]).is_some();
+            let scales = matches!(n.op.name(), "Mul" | "Div") && (0..n.inputs.len()).any(|i| constant(&i));
+            if scales && driven.iter().any(|&i| self.batch[n.inputs[i].index()] == Batch::Sum) {
+                return true;
+            }
+            if n.op.factors(&g.input_types(n), &g.output_types(n)).linear.contains(&driven) {
+                open.extend(driven.into_iter().map(|i| n.inputs[i]));
+            }
+        }
+        false
+    }
+}
+
+fn parts(b: &mut Builder, known: &Known, v: ValueId) -> Result<Parts, OpError> {
     let whole = Parts { sum: v, count: Counted::Once };
     let Some(n) = b.graph().producer(v).map(|p| b.graph().node(p).clone()) else { return Ok(whole) };
-    let fixed = |x: ValueId| !depends.get(x.index()).copied().unwrap_or(false);
+    let fixed = |x: ValueId| !known.depends(x);
     let single = |b: &Builder, x: ValueId| b.ty(x).numel() == 1;
     let constant = |b: &Builder, x: ValueId| b.graph().constant(x).is_some() && single(b, x);
     let again = |b: &mut Builder, op: &Op, inputs: &[ValueId], count: Counted| -> Result<Parts, OpError> {
@@ -225,7 +261,7 @@ fn parts(b: &mut Builder, depends: &[bool], v: ValueId) -> Result<Parts, OpError
         |count: Counted| if matches!(count, Counted::Sum { .. }) { Counted::Sum { scaled: true } } else { count };
     match (n.op.name(), &n.inputs[..]) {
         ("Div", &[x, c]) if fixed(c) && single(b, x) && single(b, c) => {
-            let inner = parts(b, depends, x)?;
+            let inner = parts(b, known, x)?;
             match inner.count {
                 Counted::Sum { .. } => Ok(Parts { sum: inner.sum, count: Counted::By(c) }),
                 count if constant(b, c) => again(b, &n.op, &[inner.sum, c], count),
@@ -233,23 +269,23 @@ fn parts(b: &mut Builder, depends: &[bool], v: ValueId) -> Result<Parts, OpError
             }
         }
         ("Mul", &[x, c]) if constant(b, c) && single(b, x) => {
-            let inner = parts(b, depends, x)?;
+            let inner = parts(b, known, x)?;
             again(b, &n.op, &[inner.sum, c], scaled(inner.count))
         }
         ("Mul", &[c, x]) if constant(b, c) && single(b, x) => {
-            let inner = parts(b, depends, x)?;
+            let inner = parts(b, known, x)?;
             again(b, &n.op, &[c, inner.sum], scaled(inner.count))
         }
         ("Neg", &[x]) => {
-            let inner = parts(b, depends, x)?;
+            let inner = parts(b, known, x)?;
             again(b, &n.op, &[inner.sum], inner.count)
         }
         ("Cast" | "Reshape", &[x]) if b.ty(x).dtype.is_float() && single(b, x) => {
-            let inner = parts(b, depends, x)?;
+            let inner = parts(b, known, x)?;
             again(b, &n.op, &[inner.sum], inner.count)
         }
         ("Add" | "Sub", &[x, y]) if single(b, x) && single(b, y) => {
-            let (x, y) = (parts(b, depends, x)?, parts(b, depends, y)?);
+            let (x, y) = (parts(b, known, x)?, parts(b, known, y)?);
             match (x.count, y.count) {
                 (Counted::By(c), Counted::By(d)) if c == d => again(b, &n.op, &[x.sum, y.sum], Counted::By(c)),
                 (Counted::Sum { scaled: s }, Counted::Sum { scaled: t }) if s == t => {
@@ -258,6 +294,7 @@ fn parts(b: &mut Builder, depends: &[bool], v: ValueId) -> Result<Parts, OpError
                 _ => Ok(whole),
             }
         }
+        ("ReduceSum" | "Einsum", _) if known.holds_mean(b.graph(), v) => Ok(whole),
         ("ReduceSum" | "Einsum", _) => Ok(Parts { sum: v, count: Counted::Sum { scaled: false } }),
         _ => Ok(whole),
     }

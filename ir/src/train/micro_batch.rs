@@ -28,7 +28,7 @@ pub struct Reason {
 
 /// How a forward value relates to the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Batch {
+pub(super) enum Batch {
     /// The same for all micro-batches.
     Free,
     /// Cut along a dim.
@@ -45,31 +45,8 @@ enum Batch {
 /// # Errors
 /// Every node and output that needs the whole batch.
 pub fn micro_batchable(graph: &Graph) -> Result<(), Vec<Reason>> {
-    let mut state = vec![Batch::Free; graph.values.len()];
-    for x in &graph.inputs {
-        if let Some(d) = x.batch_dim {
-            state[x.value.index()] = Batch::Dim(d);
-        }
-    }
     let mut found = Vec::new();
-    for id in graph.node_ids() {
-        let n = graph.node(id);
-        if n.section != Section::Forward || n.inputs.iter().all(|v| state[v.index()] == Batch::Free) {
-            continue;
-        }
-        let results = match follow(graph, n, &state) {
-            Ok(results) => results,
-            Err(reason) => {
-                if let Some(reason) = reason {
-                    found.push(Reason { node: Some(id), place: format!("node {id} ({}, {})", n.name, n.op), reason });
-                }
-                vec![Batch::Broken; n.outputs.len()]
-            }
-        };
-        for (v, r) in n.outputs.iter().zip(results) {
-            state[v.index()] = r;
-        }
-    }
+    let state = followed(graph, &mut found);
     for n in graph.nodes.iter().filter(|n| n.section == Section::Backward && !n.is_accumulate()) {
         for (i, v) in n.inputs.iter().enumerate() {
             // A backward node reads a sum only where the loss was not split: said at the node that is not linear.
@@ -91,6 +68,40 @@ pub fn micro_batchable(graph: &Graph) -> Result<(), Vec<Reason>> {
         found.push(Reason { node: None, place: format!("output {}", o.name), reason });
     }
     if found.is_empty() { Ok(()) } else { Err(found) }
+}
+
+/// How the values of a forward graph relate to the batch.
+pub(super) fn batches(graph: &Graph) -> Vec<Batch> {
+    followed(graph, &mut Vec::new())
+}
+
+/// The same, with the nodes that need the whole batch.
+fn followed(graph: &Graph, found: &mut Vec<Reason>) -> Vec<Batch> {
+    let mut state = vec![Batch::Free; graph.values.len()];
+    for x in &graph.inputs {
+        if let Some(d) = x.batch_dim {
+            state[x.value.index()] = Batch::Dim(d);
+        }
+    }
+    for id in graph.node_ids() {
+        let n = graph.node(id);
+        if n.section != Section::Forward || n.inputs.iter().all(|v| state[v.index()] == Batch::Free) {
+            continue;
+        }
+        let results = match follow(graph, n, &state) {
+            Ok(results) => results,
+            Err(reason) => {
+                if let Some(reason) = reason {
+                    found.push(Reason { node: Some(id), place: format!("node {id} ({}, {})", n.name, n.op), reason });
+                }
+                vec![Batch::Broken; n.outputs.len()]
+            }
+        };
+        for (v, r) in n.outputs.iter().zip(results) {
+            state[v.index()] = r;
+        }
+    }
+    state
 }
 
 /// How the results of a node relate to the batch, or why it needs the whole (`None`: said before).

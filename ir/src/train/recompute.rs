@@ -224,7 +224,8 @@ impl Copier<'_> {
             b.of = self.new_nodes[id.index()];
             b.name.clone_from(&n.name);
             b.scope.clone_from(&n.scope);
-            let results = b.emit(n.op.clone(), &operands)?;
+            // Apart: a gradient may apply the same operator to the same operands, and stays a node of its own class.
+            let results = b.emit_apart(n.op.clone(), &operands)?;
             self.copies.extend(n.outputs.iter().copied().zip(results));
         }
         (b.of, b.name, b.scope) = before;

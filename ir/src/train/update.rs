@@ -32,17 +32,6 @@ impl Default for Optimizer {
     }
 }
 
-impl Optimizer {
-    /// Bytes of optimizer state per parameter element: f32 each.
-    pub fn state_bytes_per_element(&self) -> usize {
-        match self {
-            Optimizer::AdamW(_) => 8,
-            Optimizer::Sgd(s) if s.momentum != 0.0 => 4,
-            Optimizer::Sgd(_) => 0,
-        }
-    }
-}
-
 /// Sums over micro-batches, which `Update` starts from.
 #[derive(Debug, Clone)]
 pub struct Totals {

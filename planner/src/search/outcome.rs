@@ -19,7 +19,7 @@ pub struct Solved {
     pub assignment: Assignment,
     /// What it takes.
     pub prediction: Prediction,
-    /// Objective of the ILP, seconds.
+    /// Objective of the ILP, seconds or bytes; where no optimum within the limits was found, the simulated seconds.
     pub ilp_objective_s: f64,
     /// Constraints that could not be kept to the letter.
     pub notes: Vec<String>,
@@ -116,7 +116,7 @@ pub enum SearchError {
         limit: u64,
         /// The nearest to fitting.
         closest: Closest,
-        /// Changes that would help, smallest first.
+        /// Changes that would help.
         relaxations: Vec<String>,
     },
     /// Stopped before any plan was found.

@@ -1,12 +1,13 @@
 //! A bound from the work on a micro-batch alone, communication included.
 //!
-//! `dp` splits the batch and nothing else of it, so what ranks of one `tp` group do for their `b` samples of a micro-batch does not
-//! depend on how many such groups or stages there are. It is solved once per (`b`, `tp`), without regard to memory, on a
-//! mesh of two groups, where the batch is still a dim: the operators that have it, and what passes between those. All
-//! else (weights, their gradients, the update) may be spread over any number of ranks, and counts with the least time of each operator alone.
+//! Where an operator keeps samples apart, `dp` splits the batch and nothing else, so what ranks of one `tp` group do for their `b`
+//! samples of a micro-batch does not depend on how many such groups or stages there are. It is solved once per (`b`, `tp`), without regard to memory, on a
+//! mesh of two groups, where the batch is still a dim: the operators that have it once and keep it in every result, and
+//! what passes between those. All else (sums over the batch, weights, their gradients, the update) may be spread over any number of ranks, and counts with the least time of each operator alone.
 
 use std::rc::Rc;
 
+use autoshard_ir::factor::FactorId;
 use autoshard_ir::graph::Section;
 
 use super::{Search, SearchError};
@@ -64,14 +65,19 @@ impl Search<'_> {
         let mesh = Mesh::new([(AxisName::Dp, 2), (AxisName::Tp, tp)]);
         let space = Space::new(step, &mesh, &self.request.constraints).ok()?;
         let batched = |(members, tags): (&Vec<autoshard_ir::NodeId>, &Vec<Option<Tag>>)| {
-            step.graph.node(members[0]).section != Section::Update && tags.contains(&Some(Tag::Batch))
+            let n = step.graph.node(members[0]);
+            let rule = n.op.factors(&step.graph.input_types(n), &step.graph.output_types(n));
+            let mut batch = (0..tags.len()).filter(|f| tags[*f] == Some(Tag::Batch));
+            let (Some(f), None) = (batch.next(), batch.next()) else { return false };
+            let kept = rule.outputs.iter().all(|dims| dims.contains(&Some(FactorId(f as u8))));
+            n.section != Section::Update && kept
         };
         let counts: Vec<bool> = step.blocks.nodes.iter().zip(&step.tags).map(batched).collect();
         let pace = Pace { micro_batches: 1, schedule: Schedule::OneF1B, chunks: 1 };
         let view = Step { graph: &step.graph, blocks: &step.blocks, stages: &step.stages, pace };
         let mut times = self.times(&mesh);
         let problem = Formulation::part(&view, &space, &mut times, &counts).problem;
-        let solution = solve(&problem, &self.options()).ok()?;
+        let solution = solve(&problem, &self.options(self.share())).ok()?;
         Some(Spread { seconds: problem.value(solution.bound), counts, operators: operators(step) })
     }
 }

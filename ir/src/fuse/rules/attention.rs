@@ -44,14 +44,14 @@ pub(super) fn rules() -> Vec<Rule> {
         rule("constant-hiding", "(Add (Scores ?s ?q ?k) ?bias)", |m| {
             let (band, low) = m.facts(m.id("?bias")).hides?;
             let (settings, to) = settings(m)?;
-            let settings = within(Attention { uniform: low.is_finite(), ..settings }, band)?;
+            let settings = within(hiding(m, settings, low, None)?, band)?;
             add_scores(m, settings, to, None)
         }),
         rule("constant-hiding-of-biased", "(Add (Scores ?s ?q ?k ?m) ?bias)", |m| {
             let (band, low) = m.facts(m.id("?bias")).hides?;
             let (settings, to) = settings(m)?;
-            let settings = within(Attention { uniform: low.is_finite(), ..settings }, band)?;
             let mask = m.id("?m");
+            let settings = within(hiding(m, settings, low, Some(mask))?, band)?;
             add_scores(m, settings, to, Some(mask))
         }),
         rule("second-bias", "(Add (Scores ?s ?q ?k ?m) ?bias)", |m| {
@@ -119,8 +119,7 @@ pub(super) fn rules() -> Vec<Rule> {
         rule("attention-hiding", "(Attention ?a ?q ?k ?v (Where ?m ?zero ?low))", |m| {
             m.is("?zero", 0.0)?;
             let low = m.number("?low").filter(|low| *low <= HIDES)?;
-            let a = Attention::of(&m.op("?a")?);
-            let op = Attention { uniform: low.is_finite(), ..a }.op(&ATTENTION);
+            let op = hiding(m, Attention::of(&m.op("?a")?), low, None)?.op(&ATTENTION);
             m.add(&op, &all_operands(m, Some("?m")))
         }),
         rule("grouped", "(Attention ?a ?q (Repeat ?r ?k) (Repeat ?r ?v))", |m| grouped(m, None)),
@@ -199,7 +198,7 @@ fn hide(m: &mut Match<'_>, seen: Id, low: f64, mask: Option<Id>) -> Option<Id> {
     if low > enough {
         return None;
     }
-    let settings = Attention { uniform: low.is_finite(), ..settings };
+    let settings = hiding(m, settings, low, mask)?;
     let mask = match mask {
         None => seen,
         Some(mask) if m.ty(mask)?.dtype == DType::Bool => m.apply("And", &[mask, seen])?,
@@ -216,6 +215,14 @@ fn hide(m: &mut Match<'_>, seen: Id, low: f64, mask: Option<Id>) -> Option<Id> {
     add_scores(m, settings, to, Some(mask))
 }
 
+/// Settings under which `low` hides too. A row in which numbers of both kinds hide everything has equal weights where
+/// the finite one hides alone, which no settings say.
+fn hiding(m: &Match<'_>, settings: Attention, low: f64, mask: Option<Id>) -> Option<Attention> {
+    let hides = settings.causal || mask.is_some_and(|mask| m.ty(mask).is_some_and(|t| t.dtype == DType::Bool));
+    let uniform = low.is_finite();
+    (!hides || settings.uniform == uniform).then_some(Attention { uniform, ..settings })
+}
+
 /// Settings that see a band; none where a causal mask with offset and window cannot say it.
 fn within(settings: Attention, band: Band) -> Option<Attention> {
     if band == Band::ALL {
@@ -224,7 +231,12 @@ fn within(settings: Attention, band: Band) -> Option<Attention> {
     if settings.causal || band.high < 0 || band.high == i64::MAX {
         return None;
     }
-    let window = if band.low == i64::MIN { 0 } else { usize::try_from(band.high - band.low + 1).ok()? };
+    let window = if band.low == i64::MIN {
+        0
+    } else {
+        // An empty band hides all, which no window says.
+        usize::try_from(band.high - band.low + 1).ok().filter(|w| *w > 0)?
+    };
     Some(Attention { causal: true, offset: band.high as usize, window, ..settings })
 }
 

@@ -26,6 +26,9 @@ struct Fused {
     bias: Option<(NodeId, usize)>,
 }
 
+/// The parts that there are, by parameter and range.
+type Parts = BTreeMap<(ValueId, usize, usize), ValueId>;
+
 /// See the module.
 pub(super) fn parts(graph: &Graph) -> Result<Graph, RewriteError> {
     let fused = find(graph);
@@ -33,7 +36,7 @@ pub(super) fn parts(graph: &Graph) -> Result<Graph, RewriteError> {
         return Ok(graph.clone());
     }
     let mut new: BTreeMap<ValueId, ValueId> = BTreeMap::new();
-    let mut states: BTreeMap<(ValueId, usize), ValueId> = BTreeMap::new();
+    let mut states = Parts::new();
     rebuild(
         graph,
         |b, n, ins| {
@@ -55,7 +58,7 @@ fn slice(
     n: &Node,
     f: &Fused,
     new: &BTreeMap<ValueId, ValueId>,
-    states: &mut BTreeMap<(ValueId, usize), ValueId>,
+    states: &mut Parts,
 ) -> Result<Vec<ValueId>, OpError> {
     let range = n.op.get_int("start") as usize..n.op.get_int("end") as usize;
     let product = graph.node(f.product);
@@ -84,9 +87,10 @@ fn part(
     parameter: ValueId,
     dim: usize,
     range: &Range<usize>,
-    states: &mut BTreeMap<(ValueId, usize), ValueId>,
+    states: &mut Parts,
 ) -> Result<ValueId, OpError> {
-    if let Some(&v) = states.get(&(parameter, range.start)) {
+    let key = (parameter, range.start, range.end);
+    if let Some(&v) = states.get(&key) {
         return Ok(v);
     }
     let Some((state, w)) = parameter_of(graph, parameter) else {
@@ -101,7 +105,7 @@ fn part(
     let id = b.state(part.name(), old.kind, ty, Init::Weight(part), None);
     b.graph_mut().states[id.index()].trainable = old.trainable;
     let v = b.graph().state(id).read;
-    states.insert((parameter, range.start), v);
+    states.insert(key, v);
     Ok(v)
 }
 

@@ -49,10 +49,7 @@ pub(super) fn attention(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> 
         None => None,
     };
     let size = cx.b.dims(q).get(3).copied().unwrap_or(1).max(1);
-    let scale = match cx.attrs.get("scale").is_some() {
-        true => f64::from(cx.attr_float("scale", 1.0)),
-        false => 1.0 / (size as f64).sqrt(),
-    };
+    let scale = cx.try_attr_float("scale").map_or(1.0 / (size as f64).sqrt(), f64::from);
     let settings = Attention { scale, causal: cx.attr_int("is_causal", 0) != 0, offset, ..Attention::default() };
     let (mut out, _) = cx.b.attention(&settings, [q, k, v], mask)?;
     if flat {

@@ -189,6 +189,11 @@ pub(super) fn forward(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>])
     })
 }
 
+/// Whether a row of scores has no key that is seen. A score that is NaN is seen, and spoils the row.
+fn is_blind<T: Real>(scores: &[T]) -> bool {
+    scores.iter().all(|s| *s == T::NEG_INFINITY)
+}
+
 /// What a query that sees no key gives.
 fn mean<T: Real>(z: &Sizes, v: &[T], v_rows: Rows, out: &mut [T]) {
     out.fill(T::ZERO);
@@ -218,7 +223,7 @@ fn forward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], out: &mut [T], lse: &mut 
             scores(z, head, &rows, &keys, (q, q_rows), (k, k_rows), &mask, weights);
             for ((w, lse), blind) in weights.chunks_exact_mut(n).zip(&mut *lse).zip(&mut blind) {
                 let max = T::largest(w);
-                *blind = max == T::NEG_INFINITY;
+                *blind = max == T::NEG_INFINITY && is_blind(w);
                 if *blind {
                     w.fill(T::ZERO);
                     continue;
@@ -273,7 +278,7 @@ fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], [dq, dk, dv]: [&mut [T];
         }
         for (r, i) in rows.clone().enumerate() {
             let w = &mut weights[r * n..][..n];
-            if n > 0 && T::largest(w) > T::NEG_INFINITY {
+            if n > 0 && !is_blind(w) {
                 w.iter_mut().for_each(|w| *w = (*w - lse[at + i]).fast_exp());
                 continue;
             }
@@ -310,5 +315,42 @@ fn backward_of<T: Real>(z: &Sizes, inputs: &[View<'_>], [dq, dk, dv]: [&mut [T];
             ((&k[k_rows.at(keys.start)..], [k_rows.by, 1]), (&q[q_rows.at(rows.start)..], [q_rows.by, 1]));
         multiply([m, z.d, n], (&mut dq[q_rows.at(rows.start)..], [q_rows.by, 1]), false, (back, [n, 1]), from_k);
         multiply([n, z.d, m], (&mut dk[k_rows.at(keys.start)..], [k_rows.by, 1]), true, (back, [1, n]), from_q);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::op::Work;
+    use crate::ops::attention::{ATTENTION, Attention};
+    use crate::tensor::{Tensor, Type};
+
+    #[test]
+    fn a_row_of_nan_is_no_row_that_sees_nothing() {
+        let op = Attention { scale: 1.0, uniform: true, ..Attention::default() }.op(&ATTENTION);
+        let (q, k) = (Tensor::f32([1, 1, 1, 1], &[f32::NAN]), Tensor::f32([1, 1, 2, 1], &[1.0, 2.0]));
+        let types = op.infer(&[q.ty().clone(), k.ty().clone(), k.ty().clone()]).unwrap();
+        let out = crate::interp::apply(&op, &[&q, &k, &k], &types).unwrap();
+        assert!(out.iter().all(|t| t.as_slice::<f32>()[0].is_nan()));
+    }
+
+    /// Work counts the pairs of query and key that are seen, whatever hides the others.
+    #[test]
+    fn work_counts_what_is_seen() {
+        let flops = |s: usize, t: usize, a: Attention| {
+            let op = a.op(&ATTENTION);
+            let [q, k] = [s, t].map(|n| Type::new(crate::DType::F32, [1, 1, n, 1]));
+            let types = [q, k.clone(), k];
+            let Work { flops, .. } = op.work(&types, &op.infer(&types).unwrap());
+            flops / 4.0
+        };
+        for (s, t, offset, window) in [(8, 8, 0, 0), (8, 8, 0, 3), (4, 12, 8, 0), (4, 12, 8, 10), (1, 9, 8, 0)] {
+            let seen = (0..s).map(|i: usize| {
+                let end = (i + offset + 1).min(t);
+                if window > 0 { end.min(window) } else { end }
+            });
+            let causal = Attention { scale: 1.0, causal: true, offset, window, ..Attention::default() };
+            assert_eq!(flops(s, t, causal), seen.sum::<usize>() as f64, "{s} of {t}, {offset}, {window}");
+        }
+        assert_eq!(flops(4, 6, Attention { scale: 1.0, ..Attention::default() }), 24.0);
     }
 }

@@ -23,11 +23,13 @@ use crate::op::Family;
 use super::flow::Network;
 use super::{Regions, kept};
 
-/// All that may be recomputed: forward nodes of which something stays in their region, and that depend on a state.
+/// All that may be recomputed: forward nodes of which something stays in their region, and that depend on a state. Casts of
+/// parameters are made once for all micro-batches, and kept.
 fn allowed(graph: &Graph, regions: &Regions) -> Vec<bool> {
     let free = graph.stateless();
     let stays = |n: &crate::graph::Node| n.outputs.iter().any(|v| !regions.leaves[v.index()]);
-    (0..regions.of.len()).map(|i| !free[i] && stays(&graph.nodes[i])).collect()
+    let may = |n: &crate::graph::Node| stays(n) && !graph.casts_state(n);
+    (0..regions.of.len()).map(|i| !free[i] && may(&graph.nodes[i])).collect()
 }
 
 /// See the module.

@@ -32,7 +32,7 @@ pub fn step_time(p: &Planned, c: &Coefficients) -> f64 {
 }
 
 /// Rows of a source that are fitted to, at most, evenly taken: more of the same kind only take time.
-const ROWS: usize = 40;
+const ROWS: usize = 16;
 
 fn sample<'a>(cases: &[&'a Planned]) -> Vec<&'a Planned> {
     let mut by_source: BTreeMap<&str, Vec<&Planned>> = BTreeMap::new();

@@ -137,13 +137,14 @@ fn a_copy_does_not_take_the_place_of_a_gradient() {
     }
 }
 
-/// Bytes that the blocks of the longest run keep, per block, leaving out the first and the last.
+/// Bytes of activations that the blocks of the longest run keep, per block. Casts of parameters are weights.
 fn kept_per_block(g: &Graph) -> Vec<u64> {
     let run = blocks::find(g).runs.into_iter().max_by_key(|r| r.period * r.count).unwrap();
     let mut by_block = vec![0; run.count];
     for v in kept(g) {
         if let Def::Node(n, _) = g.value(v).def
             && (run.start..run.end()).contains(&n.index())
+            && !g.casts_state(g.node(n))
         {
             by_block[(n.index() - run.start) / run.period] += g.ty(v).bytes() as u64;
         }

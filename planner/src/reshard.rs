@@ -240,7 +240,9 @@ pub fn travels(made: &Spec, wanted: &Spec, ty: &Type, mesh: &Mesh) -> Spec {
     let whole = |s: &Spec| Spec { dims: s.dims.clone(), partial: Vec::new() };
     let mut parts = whole(made);
     for axis in mesh.ids().filter(|&a| mesh.size(a) > 1 && !made.dims.iter().flatten().any(|x| *x == a)) {
-        let mut finer = (0..ty.rank()).map(|d| {
+        // Axes of a dim are in the mesh's order: the new one is the innermost.
+        let inner = |d: &usize| parts.dims[*d].last().is_none_or(|last| *last < axis);
+        let mut finer = (0..ty.rank()).filter(inner).map(|d| {
             let mut finer = parts.clone();
             finer.dims[d].push(axis);
             finer

@@ -4,7 +4,7 @@
 //! number of micro-batches of [`micro_batches`], one cut into stages per (pp, micro-batch) by [`crate::pipeline`], one schedule
 //! (1F1B unless pinned; GPipe keeps more activations and is never faster here), in training every way of recomputation
 //! ([`RecomputeChoice`]), and everything that [`crate::space`] allows. A model that couples the samples of a batch is not cut
-//! into micro-batches ([`micro_batchable`]). Repeated blocks are planned alike, and so are a node and
+//! into micro-batches ([`cuts`]). Repeated blocks are planned alike, and so are a node and
 //! its copy in the backward pass.
 //!
 //! **The order.** Each candidate first gets a bound from the least time of every operator alone, and from the least that ranks do for
@@ -26,6 +26,7 @@
 //! Read next: [`candidates`], [`crate::formulate`], [`crate::simulate`].
 
 pub mod candidates;
+mod cuts;
 mod outcome;
 mod queue;
 mod spread;
@@ -39,7 +40,7 @@ use std::time::{Duration, Instant};
 use autoshard_cost_models::{Bytes, Category, Cluster};
 use autoshard_ir::graph::{Graph, Section, ValueId};
 use autoshard_ir::op::Work;
-use autoshard_ir::train::{Normalization, TrainError, micro_batchable};
+use autoshard_ir::train::TrainError;
 use autoshard_ir::verify::ACCUMULATE;
 use autoshard_ir::{DType, NodeId};
 
@@ -47,7 +48,7 @@ use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
 use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
 use crate::kernels::Classes;
-use crate::mesh::{AxisName, Mesh, divisors};
+use crate::mesh::{AxisName, Mesh};
 use crate::pipeline::cut;
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
 use crate::simulate::simulate;
@@ -56,6 +57,7 @@ use crate::space::Space;
 use crate::strategies::Choice;
 use crate::times::Times;
 use candidates::{may_recompute, variants};
+use cuts::{Cuts, few};
 use queue::{Queue, Waiting};
 use spread::Spread;
 
@@ -124,15 +126,6 @@ struct Search<'a> {
     cuts: Option<Rc<Cuts>>,
     /// Whether a search without any plan may take longer.
     extends: bool,
-}
-
-/// Whether the batch may be cut into micro-batches, seen at a batch that shows it.
-#[derive(Default)]
-struct Cuts {
-    /// What needs the whole batch.
-    coupled: Option<String>,
-    /// How the loss is put together.
-    normalization: Option<Normalization>,
 }
 
 /// What the search knows so far.
@@ -416,32 +409,6 @@ impl<'a> Search<'a> {
         });
         self.whole.insert((batch, recompute), step.clone());
         Ok(step)
-    }
-
-    /// See [`Cuts`].
-    fn cuts(&mut self) -> Result<Rc<Cuts>, SearchError> {
-        if let Some(known) = &self.cuts {
-            return Ok(known.clone());
-        }
-        // A batch of one does not show which dim is the batch. Any other does: first those whose step is there.
-        let made = self.whole.keys().map(|(batch, _)| *batch);
-        let others = divisors(self.request.workload.global_batch);
-        let batches: Vec<usize> = made.chain(others).filter(|b| *b > 1).collect();
-        let mut found = Cuts::default();
-        for batch in batches {
-            match self.whole(batch, RecomputeChoice::None) {
-                Ok(step) => {
-                    let reasons = micro_batchable(&step.graph).err().unwrap_or_default();
-                    let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-                    found.coupled = (!texts.is_empty()).then(|| few(&texts));
-                    found.normalization = step.normalization;
-                    break;
-                }
-                Err(SearchError::Graph(_)) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(self.cuts.insert(Rc::new(found)).clone())
     }
 
     /// A bound from the least time of every operator alone; or, from the least memory of every state alone, that the
@@ -760,16 +727,6 @@ impl<'a> Search<'a> {
         }
         found
     }
-}
-
-/// The first few of many reasons.
-fn few(reasons: &[String]) -> String {
-    const SHOWN: usize = 4;
-    let mut text = reasons[..reasons.len().min(SHOWN)].join("; ");
-    if reasons.len() > SHOWN {
-        text += &format!("; and {} more", reasons.len() - SHOWN);
-    }
-    text
 }
 
 /// Sums of what several uses of a state contribute to its gradient. With several stages such a sum may be one of the

@@ -238,6 +238,9 @@ pub struct ExecutionArgs {
     /// Communication that runs beside computation
     #[arg(long, value_enum, default_value = "none")]
     pub overlap: OverlapArg,
+    /// Format of matrix products
+    #[arg(long, value_enum, default_value = "same")]
+    pub products: ProductsArg,
     /// Interleaved parts of the model on each pipeline stage
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub chunks: usize,
@@ -268,6 +271,17 @@ pub enum KernelsArg {
     Eager,
     /// Neighbouring operators bound by memory; products accumulate gradients.
     Compiled,
+}
+
+/// In which format products compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProductsArg {
+    /// The compute precision.
+    Same,
+    /// 8-bit floats.
+    Fp8,
+    /// 4-bit floats.
+    Fp4,
 }
 
 /// What overlaps with computation.
@@ -408,4 +422,7 @@ pub struct InspectArgs {
 pub struct ClustersArgs {
     /// A name or a TOML file to show in full
     pub name: Option<String>,
+    /// Print the JSON Schema of cluster files
+    #[arg(long, conflicts_with = "name")]
+    pub schema: bool,
 }

@@ -6,7 +6,7 @@ use autoshard_cost_models::Cluster;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::assignment::Schedule;
 use autoshard_planner::constraints::{Constraints, Objective};
-use autoshard_planner::execution::{AttentionChoice, Execution, Kernels, Operators, Overlap};
+use autoshard_planner::execution::{AttentionChoice, Execution, Kernels, Operators, Overlap, Products};
 use autoshard_planner::mesh::divisors;
 use autoshard_planner::request::{
     LossChoice, Mode, OptimizerChoice, PlanRequest, PrecisionChoice, RecomputeChoice, Workload,
@@ -14,7 +14,7 @@ use autoshard_planner::request::{
 
 use crate::args::{
     self, AttentionArg, ExecutionArgs, KernelsArg, ObjectiveArg, OperatorsArg, OptimizerArg, OverlapArg, PlanArgs,
-    PrecisionArg, RecomputeArg, ScheduleArg, SearchArgs, Toggle, TpSplitsArg,
+    PrecisionArg, ProductsArg, RecomputeArg, ScheduleArg, SearchArgs, Toggle, TpSplitsArg,
 };
 use crate::failure::Failure;
 
@@ -198,6 +198,11 @@ fn execution(e: &ExecutionArgs) -> Execution {
             OverlapArg::None => Overlap::None,
             OverlapArg::Data => Overlap::Data,
             OverlapArg::All => Overlap::All,
+        },
+        products: match e.products {
+            ProductsArg::Same => Products::Same,
+            ProductsArg::Fp8 => Products::Fp8,
+            ProductsArg::Fp4 => Products::Fp4,
         },
         chunks: e.chunks,
     }

@@ -67,11 +67,7 @@ fn of_plan() {
         (
             plan(&good, &["--gpus", "2", "--mode", "infer", "--pp", "2", "--micro-batch", "2"]),
             3,
-            vec![
-                "the step cannot be cut into micro-batches",
-                "operand 0 is a sum over the batch",
-                "leave out --micro-batch",
-            ],
+            vec!["the batch cannot be cut into micro-batches", "operand 0 is a sum over the batch", "--micro-batch"],
         ),
         (plan(&good, &["--gpus", "8", "--recompute", "some"]), 2, vec!["none, selective, full, auto"]),
         (plan(&good, &["--gpus", "8", "--zero", "4"]), 2, vec!["4 is not in 0..=3"]),

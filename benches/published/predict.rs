@@ -67,7 +67,12 @@ pub fn request(c: &Config) -> PlanRequest {
     pins.sequence_parallel = Some(c.sequence_parallel);
     pins.micro_batch = Some(c.micro_batch);
     pins.schedule = Some(Schedule::OneF1B);
-    pins.execution = Execution { kernels: c.framework.kernels, overlap: c.framework.overlap, chunks: c.chunks };
+    pins.execution = Execution {
+        kernels: c.framework.kernels,
+        overlap: c.framework.overlap,
+        products: c.framework.products,
+        chunks: c.chunks,
+    };
     pins.recompute = Some(match c.recompute.as_str() {
         "full" => RecomputeChoice::Full,
         "selective" => RecomputeChoice::Selective,

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use autoshard_planner::execution::{AttentionChoice, Kernels, Operators, Overlap};
+use autoshard_planner::execution::{AttentionChoice, Kernels, Operators, Overlap, Products};
 
 /// The decoder that a row trains.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +51,7 @@ pub struct Framework {
     pub operators: Operators,
     pub kernels: Kernels,
     pub overlap: Overlap,
+    pub products: Products,
 }
 
 /// What a configuration was measured to take.
@@ -158,11 +159,15 @@ fn config(row: &Row) -> Result<Config, &'static str> {
     if micro_batch == 0 || global_batch % (dp * micro_batch) != 0 {
         return Err("micro-batches do not divide the batch");
     }
+    let products = match row["precision"].to_lowercase().as_str() {
+        p if p.contains("fp8") => Products::Fp8,
+        p if p.contains("fp4") => Products::Fp4,
+        _ => Products::Same,
+    };
     let precision = match row["precision"].to_lowercase().as_str() {
         "" if source == "mcore" => "bf16",
         "" | "fp16" => "fp16",
-        p if p.contains("fp8") || p.contains("fp4") => return Err("8-bit or 4-bit precision"),
-        p if p.contains("bf16") => "bf16",
+        p if p.contains("bf16") || products != Products::Same => "bf16",
         _ => "fp32",
     };
     let recompute = match row["recompute"].as_str() {
@@ -199,7 +204,7 @@ fn config(row: &Row) -> Result<Config, &'static str> {
         micro_batch,
         global_batch,
         recompute: recompute.into(),
-        framework: framework(&source, &model),
+        framework: Framework { products, ..framework(&source, &model) },
     })
 }
 
@@ -210,6 +215,7 @@ fn framework(source: &str, model: &str) -> Framework {
         operators: Operators::Fused,
         kernels: Kernels::Compiled,
         overlap: Overlap::Data,
+        products: Products::Same,
     };
     match source {
         // Narayanan et al. 2021, section 4.2, and Korthikanti et al.: fused bias, GELU, dropout and residual, masked softmax; no
@@ -242,6 +248,7 @@ fn cluster(row: &Row) -> Option<&'static str> {
         "B200" => "dgx-b200",
         "B300" => "dgx-b300",
         "GB200" => "gb200-nvl72",
+        "GB300" => "gb300-nvl72",
         "V100-16GB-SXM2" => "p3.16xlarge",
         "V100-16GB (p3.8xlarge)" => "p3.8xlarge",
         "V100" | "V100-32GB" => "dgx1-v100-32gb",

@@ -68,6 +68,15 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     toml::from_str(include_str!("../coefficients/compute.toml")).expect("embedded coefficients/compute.toml")
 });
 
+/// How an operator is executed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kernel {
+    /// As part of another operator's kernel: it is not launched.
+    pub joins: bool,
+    /// Matrix products cast their operands to this format first, where the device has units for it.
+    pub products: Option<Format>,
+}
+
 impl Device {
     /// Those of the device, or of its architecture.
     pub fn coefficients(&self) -> &Coefficients {
@@ -95,17 +104,27 @@ impl Device {
 impl Cluster {
     /// How long a device takes to execute an operator once, computing in `dtype`, alone on the device.
     pub fn op_time(&self, work: &Work, dtype: DType) -> Seconds {
-        self.kernel_time(work, dtype, false)
+        self.kernel_time(work, dtype, Kernel::default())
     }
 
-    /// The same; `joins` says that it is part of another operator's kernel, and is not launched.
-    pub fn kernel_time(&self, work: &Work, dtype: DType, joins: bool) -> Seconds {
+    /// The same for a way of executing it.
+    pub fn kernel_time(&self, work: &Work, dtype: DType, kernel: Kernel) -> Seconds {
         let c = self.device.coefficients();
         let peak = self.device.peak_for(dtype);
         let flops = Flops(work.flops);
         let (arithmetic, streaming) = match work.family {
             Family::Free => return Seconds::ZERO,
-            Family::MatMul => (self.matmul_time(work, peak, c), c.stream),
+            Family::MatMul => {
+                let narrow = kernel.products.and_then(|f| self.device.dense_peak(f)).filter(|_| dtype.is_float());
+                // Scaled casts of both operands: 16 bits read, 8 or fewer written.
+                let cast = match (narrow, work.gemm) {
+                    (Some(_), Some([batch, m, n, k])) => {
+                        Bytes((3 * batch * k * (m + n)) as u64) / (self.device.bandwidth() * c.stream)
+                    }
+                    _ => Seconds::ZERO,
+                };
+                (self.matmul_time(work, narrow.unwrap_or(peak), c) + cast, c.stream)
+            }
             Family::Conv => (flops / (peak * c.conv), c.stream),
             Family::Attention => (flops / (peak * c.attention), c.stream),
             // Vector units: a few operations per byte never bind, but transcendental-heavy chains on slow devices do.
@@ -113,7 +132,7 @@ impl Cluster {
             Family::Gather => (flops / self.device.peak_for(DType::F32), c.gather),
         };
         let traffic = Bytes(work.bytes.max(0.0) as u64) / (self.device.bandwidth() * streaming);
-        arithmetic.max(traffic).max(if joins { Seconds::ZERO } else { Seconds::micros(c.launch_us) })
+        arithmetic.max(traffic).max(if kernel.joins { Seconds::ZERO } else { Seconds::micros(c.launch_us) })
     }
 
     /// Tiles over processors, in whole waves; the best of the tile shapes and splits of `k`.

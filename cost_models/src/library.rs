@@ -27,6 +27,7 @@ pub const CLUSTERS: &[(&str, &str)] = &[
     ("g4dn.12xlarge", include_str!("../hardware/clusters/g4dn.12xlarge.toml")),
     ("g5.48xlarge", include_str!("../hardware/clusters/g5.48xlarge.toml")),
     ("gb200-nvl72", include_str!("../hardware/clusters/gb200-nvl72.toml")),
+    ("gb300-nvl72", include_str!("../hardware/clusters/gb300-nvl72.toml")),
     ("l40s-pcie", include_str!("../hardware/clusters/l40s-pcie.toml")),
     ("mi250x-node", include_str!("../hardware/clusters/mi250x-node.toml")),
     ("nd-mi300x-v5", include_str!("../hardware/clusters/nd-mi300x-v5.toml")),

@@ -3,6 +3,7 @@
 //! The default is what this project's own runtime does. The rest describes other frameworks, for estimates of what they take;
 //! [`Execution::only_estimate`] names what cannot be run here.
 
+use autoshard_cost_models::hardware::Format;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +54,30 @@ pub enum Overlap {
     All,
 }
 
+/// The format in which matrix products compute; everything else, and what is kept, stays in the compute precision.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Products {
+    /// The compute precision.
+    #[default]
+    Same,
+    /// 8-bit floats with scales.
+    Fp8,
+    /// 4-bit floats with scales.
+    Fp4,
+}
+
+impl Products {
+    /// As devices state their peaks.
+    pub fn format(self) -> Option<Format> {
+        match self {
+            Products::Same => None,
+            Products::Fp8 => Some(Format::Fp8),
+            Products::Fp4 => Some(Format::Fp4),
+        }
+    }
+}
+
 /// How a step is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -61,13 +86,15 @@ pub struct Execution {
     pub kernels: Kernels,
     /// See [`Overlap`].
     pub overlap: Overlap,
+    /// See [`Products`].
+    pub products: Products,
     /// Parts of the model on each stage, interleaved (Narayanan et al. 2021, section 2.2); 1: none.
     pub chunks: usize,
 }
 
 impl Default for Execution {
     fn default() -> Execution {
-        Execution { kernels: Kernels::default(), overlap: Overlap::default(), chunks: 1 }
+        Execution { kernels: Kernels::default(), overlap: Overlap::default(), products: Products::default(), chunks: 1 }
     }
 }
 
@@ -92,6 +119,9 @@ impl Execution {
         };
         if let Some(what) = what {
             notes.push(format!("an estimate: {what} overlaps with compute; `run` does one after the other"));
+        }
+        if self.products != Products::Same {
+            notes.push("an estimate: products compute in 8 or 4 bits; `run` computes in the compute precision".into());
         }
         if self.kernels == Kernels::Compiled {
             notes.push(

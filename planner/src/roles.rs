@@ -6,7 +6,8 @@
 //! Tags give mesh axes their customary meaning: outside the update, `dp` splits batch factors only, and `tp` any other.
 //! Every plan that breaks this rule for all operators at once is one of another mesh, so little is lost and the problem
 //! gets much smaller. Where `dp` can split the batch it does, and `tp` splits every product that it can: ranks that
-//! all compute the same are no parallelism, however cheap. `Update` nodes, accumulated gradients and storage may be split by any axis: that is ZeRO.
+//! all compute the same are no parallelism, however cheap. `Update` nodes, casts of parameters, accumulated gradients and storage
+//! may be split by any axis: that is ZeRO.
 
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::factor::FactorRule;

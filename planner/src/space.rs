@@ -151,6 +151,11 @@ impl Filter<'_> {
             return all;
         }
         let dp = self.mesh.find(AxisName::Dp);
+        if self.graph.casts_state(n) {
+            // Parameters are gathered after the cast, in fewer bytes; under a pin of ZeRO 3 they are not kept gathered.
+            let (Some(pin), Some(dp)) = (self.constraints.zero, dp) else { return all };
+            return zero(all, |c| &c.outputs[0], dp, pin >= 3).0;
+        }
         if n.op.name() == ACCUMULATE {
             let (Some(pin), Some(dp)) = (self.constraints.zero, dp) else { return all };
             let ty = self.graph.ty(n.outputs[0]);

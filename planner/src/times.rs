@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use autoshard_cost_models::compute::Kernel;
 use autoshard_cost_models::{Bytes, Cluster, CollectiveKind, Group};
 use autoshard_ir::op::{Family, Work};
 use autoshard_ir::{DType, Op, Type};
@@ -64,7 +65,8 @@ impl<'a> Times<'a> {
             types.iter().zip(free).filter(|(_, free)| **free).map(|(t, _)| t.bytes()).sum()
         };
         work.bytes = (work.bytes - (saved(inputs, &fused.inputs) + saved(outputs, &fused.outputs)) as f64).max(0.0);
-        self.cluster.kernel_time(&work, dtype, fused.joins()).0
+        let products = self.execution.products.format();
+        self.cluster.kernel_time(&work, dtype, Kernel { joins: fused.joins(), products }).0
     }
 
     /// Seconds that a resharding takes; `None` where there is no way (see [`crate::reshard`]).

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use autoshard_cost_models::hardware::ClusterFile;
 use autoshard_cost_models::{Cluster, library};
 
 use crate::args::ClustersArgs;
@@ -10,6 +11,11 @@ use crate::{files, show};
 
 /// Runs the command.
 pub fn run(args: &ClustersArgs) -> Result<(), Failure> {
+    if args.schema {
+        let schema = serde_json::to_string_pretty(&ClusterFile::json_schema()).map_err(Failure::new)?;
+        println!("{schema}");
+        return Ok(());
+    }
     if let Some(name) = &args.name {
         let c = Cluster::load(name).map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the names"))?;
         let text = match Cluster::definition(name) {

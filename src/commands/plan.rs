@@ -1,6 +1,5 @@
 //! `plan`: decides how to split a model, compiles the decision to know its memory to the byte, writes the plan.
 
-use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +22,6 @@ const ROUNDS: usize = 4;
 
 /// The cluster that is assumed.
 const CLUSTER: &str = "dgx-h100";
-
-/// Why a step is not cut into micro-batches begins so.
-const NOT_CUT: &str = "the step cannot be cut into micro-batches: ";
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -85,20 +81,10 @@ fn decide(
     interrupt: &Arc<AtomicBool>,
     bar: &ProgressBar,
     path: &Path,
-    mut notes: Vec<String>,
+    notes: Vec<String>,
 ) -> Result<Plan, Failure> {
     let started = Instant::now();
-    let whole = OnceCell::new();
-    let source = |batch: usize| {
-        // A part of the batch, where the step may be cut: else the search has no such candidate.
-        if batch != request.workload.global_batch {
-            whole
-                .get_or_init(|| loaded::micro_batchable(model, &request.workload))
-                .clone()
-                .map_err(|e| NOT_CUT.to_string() + &e)?;
-        }
-        forward_graph(model, &request.workload, batch).map_err(|e| e.to_string())
-    };
+    let source = |batch: usize| forward_graph(model, &request.workload, batch).map_err(|e| e.to_string());
     let limit = request.constraints.memory_limit.unwrap_or(u64::MAX).min(cluster.usable_memory().0);
     let mut within = limit;
     let mut excess = 0;
@@ -137,9 +123,6 @@ fn decide(
         let certificate = &mut found.certificate;
         certificate.bound = proven.bound.min(certificate.objective);
         certificate.cut_short |= proven.cut_short;
-        if let Some(Err(why)) = whole.get() {
-            notes.push(format!("{NOT_CUT}{why}"));
-        }
         return Ok(write_down(found, request, cluster, model, path, notes, limit, memory));
     }
     Err(Failure::infeasible(format!(
@@ -179,8 +162,6 @@ fn failure(e: SearchError) -> Failure {
         SearchError::Memory { .. } => Failure::infeasible(e)
             .help("more GPUs, a smaller --global-batch, or a larger --memory-limit; `--objective memory` shows the least that is possible"),
         SearchError::Pins(_) => Failure::infeasible(e).help("drop some of --tp, --pp, --dp, --micro-batch, or change --global-batch"),
-        SearchError::Graph(why) if why.starts_with(NOT_CUT) => Failure::infeasible(why)
-            .help("leave out --micro-batch, or export the model without what needs the whole batch"),
         other => Failure::new(other),
     }
 }

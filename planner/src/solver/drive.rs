@@ -2,10 +2,11 @@
 //! medium, and large neighbourhoods with dual bounds where it is large.
 
 use super::conflict;
-use super::dual::{self, Model, Watch};
+use super::dual::{self, Dual, Model, Watch};
 use super::exact::{Outcome, Solver};
 use super::graph::{Graph, Undo};
 use super::ilp;
+use super::neighbourhood;
 use super::problem::{Matrix, Problem, Total, Usage};
 use super::random::Random;
 use super::reduce;
@@ -17,9 +18,11 @@ use std::time::{Duration, Instant};
 /// Entries of matrices up to which branch and bound is tried first, and up to which HiGHS is.
 const SMALL_ENTRIES: usize = 60_000;
 const MEDIUM_ENTRIES: usize = 300_000;
-/// Branches that branch and bound may take before HiGHS is asked, and within a neighbourhood.
+/// Branches that branch and bound may take before HiGHS is asked.
 const SMALL_BUDGET: u64 = 3000;
-const NEIGHBOURHOOD_BUDGET: u64 = 20;
+/// Iterations that raise the bound of a large component at first, and then in turn with search.
+const FIRST_ASCENT: usize = 600;
+const ASCENT: usize = 150;
 
 /// Solves a checked problem.
 pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, SolveError> {
@@ -32,6 +35,7 @@ pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, So
         removed: vec![],
         random: Random(options.seed),
         budget: u64::MAX,
+        work: 0,
         gave_up: false,
     };
     let reduced = reduce_root(problem, &mut solver);
@@ -98,6 +102,7 @@ pub(crate) fn feasible(problem: &Problem, options: &Options) -> Result<Option<bo
         removed: vec![],
         random: Random(options.seed),
         budget: u64::MAX,
+        work: 0,
         gave_up: false,
     };
     let Some((core, _)) = reduce_root(problem, &mut solver) else { return Ok(Some(false)) };
@@ -172,7 +177,7 @@ fn extract(g: &Graph, nodes: &[usize]) -> Graph {
     let mut index = vec![usize::MAX; g.nodes.len()];
     let slack = g.limits.clone();
     // With all nodes of the components present nothing is frozen, and their own use of the limits is added back: start from it.
-    let mut sub = search::neighbourhood(g, &vec![0; g.nodes.len()], &slack, nodes, &mut index);
+    let mut sub = neighbourhood::cut_out(g, &vec![0; g.nodes.len()], &slack, nodes, &mut index);
     sub.limits = g.limits.clone();
     sub
 }
@@ -213,102 +218,121 @@ impl Solver<'_> {
         // The graph without what the best choice made superfluous; bounds of it hold for better choices only.
         let mut tight = g.clone();
         let mut undos: Vec<Undo> = vec![];
-        let mut prices = g.prices.clone();
+        // The graph with the costs that the first ascent moved: what neighbourhoods are cut out of.
+        let mut base: Option<Graph> = None;
         let mut round = 0;
-        loop {
+        let (mut rises, mut idle) = (true, false);
+        while !idle || rises {
             let clock = Instant::now();
             let (model, mut dual) = Model::new(&tight);
             if best.is_none() {
                 let mut choice = model.round(&tight, &dual, true);
                 let limit = clock + self.left().mul_f64(0.1);
                 if search::descend(&tight, &mut choice, || Instant::now() >= limit) {
-                    best = tight.objective(&choice).map(|cost| (cost, choice));
+                    best = tight.objective(&choice).map(|cost| (cost, expand(&undos, choice)));
                 }
             }
             let entries: usize = tight.edges.iter().map(|e| e.m.len()).sum();
             tracing::debug!(round, nodes = tight.nodes.len(), entries, rows = tight.limits.len(), best = ?best.as_ref().map(|b| b.0), bound);
-            let cutoff = lower(best.as_ref().map(|b| b.0), outer);
-            let share = self.left().mul_f64(if round == 0 { 0.5 } else { 0.15 });
-            let iterations = 2000;
-            let until = clock + share;
-            let options = self.options;
-            let mut rounded: Option<(Total, Vec<usize>)> = None;
-            // Rounding costs about as much as a pass; choices differ as multipliers move.
-            let mut watch = |iteration: usize, dual: &dual::Dual| {
-                if Instant::now() >= until || options.interrupted() {
-                    return Watch::Stop;
+            let overlap = base.is_some() && best.is_some() && entries > MEDIUM_ENTRIES;
+            let before = best.as_ref().map(|b| b.0);
+            let cutoff = lower(before, outer);
+            let effort = match (round, overlap) {
+                (0, _) => {
+                    Effort { iterations: if entries > MEDIUM_ENTRIES { FIRST_ASCENT } else { 2000 }, stall: 3e-3 }
                 }
-                if iteration % 16 != 15 {
-                    return Watch::Continue;
-                }
-                let mut choice = model.round(&tight, dual, iteration % 32 < 16);
-                // Repairing an infeasible choice of a large graph takes longer than the next rounding.
-                if tight.objective(&choice).is_some() {
-                    search::descend(&tight, &mut choice, || Instant::now() >= until);
-                }
-                match tight.objective(&choice) {
-                    Some(cost) if rounded.as_ref().is_none_or(|(c, _)| cost < *c) => {
-                        rounded = Some((cost, choice));
-                        Watch::Target(cost as f64)
-                    }
-                    _ => Watch::Continue,
-                }
+                (_, true) => Effort { iterations: if rises { ASCENT } else { 0 }, stall: 1e-4 },
+                (_, false) => Effort { iterations: 2000, stall: 3e-3 },
             };
-            let step = dual::ascend(&model, &tight, &mut dual, iterations, cutoff.map(|c| c as f64), &mut watch);
-            if let Some((cost, choice)) = rounded
-                && best.as_ref().is_none_or(|(c, _)| cost < *c)
-            {
-                best = Some((cost, undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))));
+            let until = clock + self.left().mul_f64(if round == 0 { 0.5 } else { 0.3 });
+            let options = self.options;
+            let raise = |dual: &mut Dual| raise(&model, &tight, dual, &effort, cutoff, until, options);
+            let raised;
+            if overlap && let (Some(base), Some(best)) = (&base, &mut best) {
+                // Bound and search take turns, or run beside each other: neither sees the other before both are done.
+                let work = (2 * ASCENT * entries) as u64;
+                if options.threads > 1 && effort.iterations > 0 {
+                    raised = std::thread::scope(|scope| {
+                        let bound = scope.spawn(|| raise(&mut dual));
+                        idle = neighbourhood::improve(self, base, best, self.deadline, Some(work), options.threads - 1);
+                        bound.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                    });
+                } else {
+                    raised = raise(&mut dual);
+                    idle = neighbourhood::improve(self, base, best, self.deadline, Some(work), options.threads);
+                }
+            } else {
+                raised = raise(&mut dual);
             }
-            let ascent = clock.elapsed();
-            tight.step = step;
+            tight.step = raised.step;
             self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
 
             let clock = Instant::now();
-            for forward in [true, false] {
-                let mut choice = model.round(&tight, &dual, forward);
-                let limit = clock + self.left().mul_f64(0.05);
-                search::descend(&tight, &mut choice, || Instant::now() >= limit);
-                let full = undos.iter().rev().fold(choice, |c, undo| undo.expand(&c));
+            let mut candidates: Vec<Vec<usize>> = raised.choice.into_iter().collect();
+            if !overlap {
+                for forward in [true, false] {
+                    let mut choice = model.round(&tight, &dual, forward);
+                    let limit = clock + self.left().mul_f64(0.05);
+                    search::descend(&tight, &mut choice, || Instant::now() >= limit);
+                    candidates.push(choice);
+                }
+            }
+            for choice in candidates {
+                let full = expand(&undos, choice);
                 if let Some(cost) = g.objective(&full)
                     && best.as_ref().is_none_or(|(c, _)| cost < *c)
                 {
                     best = Some((cost, full));
                 }
             }
-            if round == 0 {
-                prices = dual.prices.clone();
+            if base.is_none() && best.is_some() && undos.is_empty() {
+                let mut moved = tight.clone();
+                dual::certify(&model, &mut moved, &dual, None);
+                base = Some(moved);
             }
-            if let Some(best) = &mut best {
-                let seconds = self.left().mul_f64(0.1).min(ascent + Duration::from_millis(50));
-                self.improve(&g, &prices, best, Instant::now() + seconds);
+            if !overlap && let (Some(base), Some(best)) = (&base, &mut best) {
+                let until = Instant::now() + self.left().mul_f64(0.1);
+                let work = (2 * (raised.iterations + 10) * entries) as u64;
+                idle = neighbourhood::improve(self, base, best, until, Some(work), options.threads);
             }
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
 
             let clock = Instant::now();
-            let cutoff = lower(best.as_ref().map(|b| b.0), outer);
-            let certified = dual::certify(&model, &mut tight, &dual, cutoff);
-            bound = bound.max(certified.bound);
-            self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
-            if self.closed(cutoff, bound) || self.out() {
+            let now = best.as_ref().map(|b| b.0);
+            let cutoff = lower(now, outer);
+            let mut shrinks = false;
+            if !overlap || effort.iterations > 0 || now < before {
+                let certified = dual::certify(&model, &mut tight, &dual, cutoff);
+                let gap = cutoff.map_or(Total::MAX, |c| c - bound.max(certified.bound));
+                rises = round == 0 || certified.bound - bound > gap / 500;
+                bound = bound.max(certified.bound);
+                self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
+                if self.closed(cutoff, bound) || self.out() {
+                    return Ok(Outcome { found: best, bound });
+                }
+                drop(model);
+                let clock = Instant::now();
+                let before: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
+                let reduced = reduce::reduce(&mut tight, self.on, &mut self.removed);
+                self.statistics.spend(Phase::Reduce, clock.elapsed().as_secs_f64());
+                if reduced.is_err() {
+                    return Ok(Outcome { found: best, bound: Total::MAX });
+                }
+                let (next, undo) = tight.compact();
+                tight = next;
+                undos.push(undo);
+                let after: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
+                shrinks = after * 50 < before * 49;
+                rises |= shrinks;
+            }
+            if self.out() {
                 return Ok(Outcome { found: best, bound });
             }
             round += 1;
-            let clock = Instant::now();
-            let before: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
-            let reduced = reduce::reduce(&mut tight, self.on, &mut self.removed);
-            self.statistics.spend(Phase::Reduce, clock.elapsed().as_secs_f64());
-            if reduced.is_err() {
-                return Ok(Outcome { found: best, bound: Total::MAX });
+            let entries: usize = tight.edges.iter().map(|e| e.m.len()).sum();
+            if entries <= MEDIUM_ENTRIES && (!shrinks || round >= 8) {
+                break;
             }
-            let (next, undo) = tight.compact();
-            tight = next;
-            undos.push(undo);
-            let after: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
-            if after * 50 < before * 49 && round < 8 {
-                continue;
-            }
-            break;
         }
         let cutoff = lower(best.as_ref().map(|b| b.0), outer);
         let entries: usize = tight.edges.iter().map(|e| e.m.len()).sum();
@@ -319,7 +343,7 @@ impl Solver<'_> {
             self.budget = u64::MAX;
             bound = bound.max(out.bound);
             if let Some((cost, choice)) = out.found {
-                best = Some((cost, undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))));
+                best = Some((cost, expand(&undos, choice)));
             }
             if !gave_up {
                 return Ok(Outcome { found: best, bound });
@@ -333,15 +357,15 @@ impl Solver<'_> {
             if let Some((cost, choice)) = out
                 && best.as_ref().is_none_or(|(c, _)| cost < *c)
             {
-                best = Some((cost, undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))));
+                best = Some((cost, expand(&undos, choice)));
             }
             if self.closed(lower(best.as_ref().map(|b| b.0), outer), bound) {
                 return Ok(Outcome { found: best, bound });
             }
         }
-        if let Some(best) = &mut best {
+        if let (Some(base), Some(best)) = (&base, &mut best) {
             let clock = Instant::now();
-            self.improve(&g, &prices, best, self.deadline);
+            neighbourhood::improve(self, base, best, self.deadline, None, self.options.threads);
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
         }
         Ok(Outcome { found: best, bound })
@@ -352,40 +376,6 @@ impl Solver<'_> {
         cutoff.is_some_and(|c| {
             bound >= c || (c.saturating_sub(bound)) as f64 <= self.options.relative_gap * c.abs() as f64
         })
-    }
-
-    /// Solves neighbourhoods of the best choice exactly, until a moment.
-    fn improve(&mut self, g: &Graph, prices: &[f64], best: &mut (Total, Vec<usize>), until: Instant) {
-        let deadline = self.deadline;
-        self.deadline = until.min(deadline);
-        let mut index = vec![usize::MAX; g.nodes.len()];
-        let mut base = g.clone();
-        base.prices = prices.to_vec();
-        base.step = 0.02;
-        let mut size = 12.0f64;
-        let mut slack = base.slack(&best.1);
-        let mut idle = 0;
-        while Instant::now() < self.deadline && !self.options.interrupted() {
-            let nodes = search::pick_nodes(&base, &slack, size as usize, &mut self.random);
-            let whole = nodes.len() == base.nodes.len();
-            let sub = search::neighbourhood(&base, &best.1, &slack, &nodes, &mut index);
-            let now = search::cost_around(&base, &best.1, &nodes, &mut index);
-            (self.budget, self.gave_up) = (NEIGHBOURHOOD_BUDGET, false);
-            let out = self.branch(sub, Some(now), 1);
-            size = (size * if self.gave_up { 0.93 } else { 1.03 }).clamp(4.0, 400.0);
-            idle += 1;
-            if let Some((cost, choice)) = out.found {
-                nodes.iter().zip(choice).for_each(|(&node, c)| best.1[node] = c);
-                best.0 += cost - now;
-                slack = base.slack(&best.1);
-                idle = 0;
-            }
-            if whole && !self.gave_up || idle > 40 * base.nodes.len() {
-                break;
-            }
-        }
-        self.deadline = deadline;
-        (self.budget, self.gave_up) = (u64::MAX, false);
     }
 
     /// Asks HiGHS for a choice below the cut-off.
@@ -399,6 +389,64 @@ impl Solver<'_> {
         let bound = answer.bound.map_or(Total::MAX, |b| b + g.constant);
         Ok((found, bound))
     }
+}
+
+/// How long to raise a bound.
+struct Effort {
+    iterations: usize,
+    stall: f64,
+}
+
+/// What an ascent leaves besides messages and multipliers.
+struct Raised {
+    step: f64,
+    /// The best choice met on the way.
+    choice: Option<Vec<usize>>,
+    iterations: usize,
+}
+
+/// Raises the bound of a graph, and rounds to choices on the way: they differ as multipliers move.
+fn raise(
+    model: &Model,
+    g: &Graph,
+    dual: &mut Dual,
+    effort: &Effort,
+    cutoff: Option<Total>,
+    until: Instant,
+    options: &Options,
+) -> Raised {
+    let mut rounded: Option<(Total, Vec<usize>)> = None;
+    let mut done = 0;
+    let mut watch = |iteration: usize, dual: &Dual| {
+        done = iteration + 1;
+        if Instant::now() >= until || options.interrupted() {
+            return Watch::Stop;
+        }
+        // Rounding costs about as much as a pass.
+        if iteration % 16 != 15 {
+            return Watch::Continue;
+        }
+        let mut choice = model.round(g, dual, iteration % 32 < 16);
+        // Repairing an infeasible choice of a large graph takes longer than the next rounding.
+        if g.objective(&choice).is_some() {
+            search::descend(g, &mut choice, || Instant::now() >= until);
+        }
+        match g.objective(&choice) {
+            Some(cost) if rounded.as_ref().is_none_or(|(c, _)| cost < *c) => {
+                rounded = Some((cost, choice));
+                Watch::Target(cost as f64)
+            }
+            _ => Watch::Continue,
+        }
+    };
+    let target = cutoff.map(|c| c as f64);
+    let step = dual::ascend(model, g, dual, effort.iterations, effort.stall, target, &mut watch);
+    Raised { step, choice: rounded.map(|(_, choice)| choice), iterations: done }
+}
+
+/// A choice of a graph that was reduced several times, carried back to the first.
+fn expand(undos: &[Undo], choice: Vec<usize>) -> Vec<usize> {
+    undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))
 }
 
 /// The lower of two limits.

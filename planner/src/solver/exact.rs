@@ -9,6 +9,9 @@ use super::result::{Options, Phase, Reductions, Statistics};
 use super::search;
 use std::time::Instant;
 
+/// What one step of branch and bound takes, in passes over the graph.
+const PASSES: usize = 40;
+
 /// What is known about a graph after a search.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
@@ -30,6 +33,8 @@ pub(crate) struct Solver<'a> {
     /// Branches left before giving up.
     pub(crate) budget: u64,
     pub(crate) gave_up: bool,
+    /// Entries of matrices gone through, a measure of time that is the same on every machine.
+    pub(crate) work: u64,
 }
 
 /// The cost below which a choice is worth looking for, given one of this cost and the gap that is asked for.
@@ -37,7 +42,32 @@ pub(crate) fn below_by(cost: Total, gap: f64) -> Total {
     cost - (gap.clamp(0.0, 1.0) * cost.max(0) as f64) as Total
 }
 
-impl Solver<'_> {
+impl<'a> Solver<'a> {
+    /// A solver for a part of the work, that may run on another thread.
+    pub(crate) fn fork(&self, seed: u64, until: Instant, budget: u64) -> Solver<'a> {
+        Solver {
+            options: self.options,
+            on: self.on,
+            deadline: until.min(self.deadline),
+            statistics: Statistics::default(),
+            removed: vec![],
+            random: Random(seed),
+            budget,
+            work: 0,
+            gave_up: false,
+        }
+    }
+
+    /// Takes over what a fork counted.
+    pub(crate) fn join(&mut self, fork: Solver<'_>) {
+        for (name, n) in fork.removed {
+            reduce::count(&mut self.removed, name, n);
+        }
+        self.statistics.branches += fork.statistics.branches;
+        self.work += fork.work;
+        fork.statistics.seconds.iter().for_each(|&(phase, seconds)| self.statistics.spend(phase, seconds));
+    }
+
     /// Whether to stop now.
     pub(crate) fn out(&mut self) -> bool {
         if !self.gave_up {
@@ -69,7 +99,11 @@ impl Solver<'_> {
         let clock = Instant::now();
         let (model, mut dual) = Model::new(&g);
         let iterations = if depth == 0 { 100 } else { 15 };
-        g.step = dual::ascend(&model, &g, &mut dual, iterations, cutoff.map(|c| c as f64), &mut |_, _| Watch::Continue);
+        let entries: usize = g.edges.iter().map(|e| e.m.len()).sum();
+        self.work += (PASSES * (entries + g.nodes.len() + g.limits.len())) as u64;
+        g.step = dual::ascend(&model, &g, &mut dual, iterations, 3e-3, cutoff.map(|c| c as f64), &mut |_, _| {
+            Watch::Continue
+        });
         let mut best: Option<(Total, Vec<usize>)> = None;
         for forward in [true, false] {
             let mut choice = model.round(&g, &dual, forward);

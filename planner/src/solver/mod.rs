@@ -38,6 +38,7 @@ mod dual;
 mod exact;
 mod graph;
 mod ilp;
+mod neighbourhood;
 mod problem;
 mod random;
 mod reduce;

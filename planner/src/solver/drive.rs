@@ -2,11 +2,12 @@
 //! medium, and large neighbourhoods with dual bounds where it is large.
 
 use super::conflict;
+use super::dive;
 use super::dual::{self, Dual, Model, Watch};
 use super::exact::{Outcome, Solver};
 use super::graph::{Graph, Undo};
 use super::ilp;
-use super::neighbourhood;
+use super::neighbourhood::{self, Places};
 use super::problem::{Matrix, Problem, Total, Usage};
 use super::random::Random;
 use super::reduce;
@@ -220,7 +221,9 @@ impl Solver<'_> {
         let mut undos: Vec<Undo> = vec![];
         // The graph with the costs that the first ascent moved: what neighbourhoods are cut out of.
         let mut base: Option<Graph> = None;
-        let mut round = 0;
+        let mut places = Places::new(g.nodes.len());
+        let mut round = 0usize;
+        let mut share = 5;
         let (mut rises, mut idle) = (true, false);
         while !idle || rises {
             let clock = Instant::now();
@@ -254,12 +257,28 @@ impl Solver<'_> {
                 if options.threads > 1 && effort.iterations > 0 {
                     raised = std::thread::scope(|scope| {
                         let bound = scope.spawn(|| raise(&mut dual));
-                        idle = neighbourhood::improve(self, base, best, self.deadline, Some(work), options.threads - 1);
+                        idle = neighbourhood::improve(
+                            self,
+                            &mut places,
+                            base,
+                            best,
+                            self.deadline,
+                            Some(work),
+                            options.threads - 1,
+                        );
                         bound.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                     });
                 } else {
                     raised = raise(&mut dual);
-                    idle = neighbourhood::improve(self, base, best, self.deadline, Some(work), options.threads);
+                    idle = neighbourhood::improve(
+                        self,
+                        &mut places,
+                        base,
+                        best,
+                        self.deadline,
+                        Some(work),
+                        options.threads,
+                    );
                 }
             } else {
                 raised = raise(&mut dual);
@@ -293,7 +312,7 @@ impl Solver<'_> {
             if !overlap && let (Some(base), Some(best)) = (&base, &mut best) {
                 let until = Instant::now() + self.left().mul_f64(0.1);
                 let work = (2 * (raised.iterations + 10) * entries) as u64;
-                idle = neighbourhood::improve(self, base, best, until, Some(work), options.threads);
+                idle = neighbourhood::improve(self, &mut places, base, best, until, Some(work), options.threads);
             }
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
 
@@ -324,6 +343,19 @@ impl Solver<'_> {
                 let after: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
                 shrinks = after * 50 < before * 49;
                 rises |= shrinks;
+            }
+            if entries > MEDIUM_ENTRIES && (round + 1).is_power_of_two() && !self.out() {
+                let clock = Instant::now();
+                let until = clock + self.left().mul_f64(0.2);
+                share *= 2;
+                let choice = dive::dive(self, &tight, lower(now, outer), share, until).map(|c| expand(&undos, c));
+                if let Some(choice) = choice
+                    && let Some(cost) = g.objective(&choice)
+                    && best.as_ref().is_none_or(|(c, _)| cost < *c)
+                {
+                    best = Some((cost, choice));
+                }
+                self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
             }
             if self.out() {
                 return Ok(Outcome { found: best, bound });
@@ -365,7 +397,7 @@ impl Solver<'_> {
         }
         if let (Some(base), Some(best)) = (&base, &mut best) {
             let clock = Instant::now();
-            neighbourhood::improve(self, base, best, self.deadline, None, self.options.threads);
+            neighbourhood::improve(self, &mut places, base, best, self.deadline, None, self.options.threads);
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
         }
         Ok(Outcome { found: best, bound })

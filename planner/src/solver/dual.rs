@@ -162,6 +162,11 @@ impl Model {
         sum
     }
 
+    /// Where each node comes in passes.
+    pub(crate) fn places(&self) -> Vec<u32> {
+        self.place.clone()
+    }
+
     /// A choice by going through the nodes once: cheapest given what is chosen, what the rest can give, and what still fits.
     pub(crate) fn round(&self, g: &Graph, dual: &Dual, forward: bool) -> Vec<usize> {
         let cumulated = cumulate(&dual.prices);

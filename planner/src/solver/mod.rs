@@ -33,6 +33,7 @@
 
 mod conflict;
 pub mod contest;
+mod dive;
 mod drive;
 mod dual;
 mod exact;
@@ -49,6 +50,7 @@ mod rows;
 mod search;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 pub use problem::{Cost, Edge, FORBIDDEN, MalformedProblem, Matrix, Node, Problem, Total, Usage};
 pub use result::{Conflict, Method, Options, Phase, Reductions, Solution, SolveError, Statistics};

@@ -9,8 +9,7 @@ use super::exact::{Outcome, Solver};
 use super::graph::{GNode, Graph, plus};
 use super::problem::{FORBIDDEN, Total};
 use super::random::Random;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use super::threads;
 use std::time::Instant;
 
 /// Branches that a neighbourhood may take.
@@ -89,6 +88,22 @@ fn allowed_around(g: &Graph, choice: &[usize], nodes: &[usize]) -> bool {
     })
 }
 
+/// What was learned of where and how large neighbourhoods should be.
+pub(crate) struct Places {
+    /// Times a node was tried in vain.
+    tries: Vec<u32>,
+    /// Largest size per kind.
+    sizes: [f64; KINDS],
+    /// Neighbourhoods since the last that was better.
+    idle: usize,
+}
+
+impl Places {
+    pub(crate) fn new(nodes: usize) -> Places {
+        Places { tries: vec![0; nodes], sizes: [8.0 * LEAST; KINDS], idle: 0 }
+    }
+}
+
 /// Where the next neighbourhoods are cut out.
 struct Picker<'a> {
     g: &'a Graph,
@@ -98,8 +113,6 @@ struct Picker<'a> {
     priced: Vec<(usize, Vec<u32>)>,
     /// Per node, the priced rows it uses, as a range of `priced`, per segment.
     uses: Vec<Vec<(u32, u32)>>,
-    /// Times a node was tried in vain.
-    tries: Vec<u32>,
     /// Weight per node under the present choice.
     weights: Vec<f64>,
     row_weights: Vec<f64>,
@@ -147,14 +160,13 @@ impl Picker<'_> {
             row_weights: vec![0.0; priced.len()],
             priced,
             uses,
-            tries: vec![0; g.nodes.len()],
             weights: vec![0.0; g.nodes.len()],
             seen: vec![false; g.nodes.len()],
         }
     }
 
     /// Weighs places by what they cost above the bound.
-    fn weigh(&mut self, choice: &[usize], slack: &[i64]) {
+    fn weigh(&mut self, choice: &[usize], slack: &[i64], tries: &[u32]) {
         for ((w, above), &c) in self.weights.iter_mut().zip(&self.above).zip(choice) {
             *w = above[c];
         }
@@ -166,7 +178,7 @@ impl Picker<'_> {
         for (w, (row, _)) in self.row_weights.iter_mut().zip(&self.priced) {
             *w = self.g.prices[*row] * slack[*row] as f64;
         }
-        for (w, &tries) in self.weights.iter_mut().zip(&self.tries) {
+        for (w, &tries) in self.weights.iter_mut().zip(tries) {
             *w *= FATIGUE.powi(tries.min(60) as i32);
         }
     }
@@ -283,6 +295,7 @@ fn weighted(weights: &[f64], random: &mut Random) -> usize {
 /// found for long: then it gives true.
 pub(crate) fn improve(
     solver: &mut Solver<'_>,
+    places: &mut Places,
     g: &Graph,
     best: &mut (Total, Vec<usize>),
     until: Instant,
@@ -296,24 +309,23 @@ pub(crate) fn improve(
     }
     let start = solver.work;
     let mut picker = Picker::new(g);
-    let mut sizes = [8.0 * LEAST; KINDS];
+    let Places { tries, sizes, idle } = places;
     let mut slack = g.slack(&best.1);
     let mut index = vec![usize::MAX; n];
-    let mut idle = 0;
     let mut whole = false;
     let (mut tried, mut won) = ([0; KINDS], [0; KINDS]);
-    while Instant::now() < until && !solver.options.interrupted() && !whole && idle <= 40 * n {
+    while Instant::now() < until && !solver.options.interrupted() && !whole && *idle <= 40 * n {
         if work.is_some_and(|w| solver.work - start >= w) {
             break;
         }
-        picker.weigh(&best.1, &slack);
+        picker.weigh(&best.1, &slack, tries);
         let tasks: Vec<(usize, Vec<usize>, u64)> = (0..BATCH)
             .map(|k| {
                 // Small ones find more per time, large ones find what small ones do not: sizes are spread evenly by magnitude.
                 let share = solver.random.below(1 << 20) as f64 / f64::from(1 << 20);
                 let size = LEAST * (sizes[k % KINDS] / LEAST).powf(share);
                 let nodes = picker.pick(k % KINDS, size as usize, &slack, &mut solver.random);
-                picker.tries[nodes[0]] += 1;
+                tries[nodes[0]] += 1;
                 (k % KINDS, nodes, solver.random.below(1 << 62) as u64)
             })
             .collect();
@@ -326,7 +338,7 @@ pub(crate) fn improve(
             }
             whole |= nodes.len() == n && !gave_up;
             tried[*kind] += 1;
-            idle += 1;
+            *idle += 1;
             let Some((_, found)) = out.found else { continue };
             // What an earlier one of the batch changed may be next to it or use the same rows.
             let before = cost_around(g, &best.1, nodes, &mut index);
@@ -345,9 +357,9 @@ pub(crate) fn improve(
             match after {
                 Some(after) if after < before && slack.iter().all(|&l| l >= 0) => {
                     best.0 += after - before;
-                    idle = 0;
+                    *idle = 0;
                     won[*kind] += 1;
-                    nodes.iter().for_each(|&node| picker.tries[node] = 0);
+                    nodes.iter().for_each(|&node| tries[node] = 0);
                 }
                 _ => {
                     change(&mut slack, &found, &old);
@@ -357,7 +369,7 @@ pub(crate) fn improve(
         }
     }
     tracing::debug!(?sizes, ?tried, ?won, best = best.0, "neighbourhoods");
-    whole || idle > 40 * n
+    whole || *idle > 40 * n
 }
 
 /// Solves neighbourhoods of one choice on some threads. Gives of each the outcome and whether it gave up, in order.
@@ -368,37 +380,22 @@ fn solve_all(
     slack: &[i64],
     tasks: &[(usize, Vec<usize>, u64)],
     until: Instant,
-    threads: usize,
+    count: usize,
 ) -> Vec<(Outcome, bool)> {
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<Option<(Outcome, bool, Solver<'_>)>>> = Mutex::new(tasks.iter().map(|_| None).collect());
     let parent = &*solver;
-    let work = || {
+    let outcomes = threads::map(tasks.len(), count, |k| {
+        let (_, nodes, seed) = &tasks[k];
+        let mut own = parent.fork(*seed, until, BUDGET);
         let mut index = vec![usize::MAX; g.nodes.len()];
-        loop {
-            let k = next.fetch_add(1, Ordering::Relaxed);
-            let Some((_, nodes, seed)) = tasks.get(k) else { break };
-            let mut own = parent.fork(*seed, until, BUDGET);
-            let sub = cut_out(g, choice, slack, nodes, &mut index);
-            let now = cost_around(g, choice, nodes, &mut index);
-            let out = own.branch(sub, Some(now), 1);
+        let sub = cut_out(g, choice, slack, nodes, &mut index);
+        let now = cost_around(g, choice, nodes, &mut index);
+        let out = own.branch(sub, Some(now), 1);
+        (out, own)
+    });
+    outcomes
+        .into_iter()
+        .map(|(out, own)| {
             let gave_up = own.gave_up;
-            let mut done = done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            done[k] = Some((out, gave_up, own));
-        }
-    };
-    if threads <= 1 {
-        work();
-    } else {
-        std::thread::scope(|scope| {
-            (1..threads.min(tasks.len())).for_each(|_| drop(scope.spawn(work)));
-            work();
-        });
-    }
-    let done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let done: Vec<_> = done.into_iter().flatten().collect();
-    done.into_iter()
-        .map(|(out, gave_up, own)| {
             solver.join(own);
             (out, gave_up)
         })

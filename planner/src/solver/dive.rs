@@ -14,6 +14,8 @@ use std::time::Instant;
 
 /// Iterations after each round of fixing.
 const ITERATIONS: usize = 40;
+/// Iterations on the whole graph that a dive may take as much work as.
+const LONGEST: usize = 500;
 
 /// A choice that costs less than `best`, if the dive finds one. Of the nodes left, one in `share` is fixed per round. `until` ends
 /// it early.
@@ -28,7 +30,9 @@ pub(crate) fn dive(
     let mut undos: Vec<Undo> = vec![];
     let mut found: Option<(Total, Vec<usize>)> = None;
     let options = solver.options;
-    while !g.nodes.is_empty() {
+    let entries: usize = g.edges.iter().map(|e| e.m.len()).sum();
+    let most = solver.work + (2 * LONGEST * entries) as u64;
+    while !g.nodes.is_empty() && solver.work < most {
         let stop = || Instant::now() >= until || options.interrupted();
         let target = found.as_ref().map(|f| f.0).or(best);
         let (model, mut dual) = Model::new(&g);
@@ -70,7 +74,7 @@ pub(crate) fn dive(
                 costs.iter_mut().enumerate().filter(|(k, _)| *k != choice[node]).for_each(|(_, c)| *c = FORBIDDEN);
             }
         }
-        if reduce::reduce(&mut g, solver.on, &mut solver.removed).is_err() {
+        if reduce::reduce(&mut g, solver.on, &mut solver.removed, &stop).is_err() {
             break;
         }
         let (next, undo) = g.compact();

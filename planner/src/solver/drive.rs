@@ -42,7 +42,7 @@ pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, So
     let reduced = reduce_root(problem, &mut solver);
     solver.statistics.spend(Phase::Reduce, start.elapsed().as_secs_f64());
     let Some((core, undo)) = reduced else {
-        return Err(SolveError::Infeasible(conflict::find(problem, options)?));
+        return Err(SolveError::Infeasible(conflict::find(problem, options, solver.deadline)?));
     };
     let (mut nodes, mut strategies) = (0, 0);
     core.nodes.iter().for_each(|n| (nodes, strategies) = (nodes + 1, strategies + n.costs.len()));
@@ -51,21 +51,24 @@ pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, So
     solver.statistics.core_edges = core.edges.len();
 
     let parts = if options.reductions.components { components(&core) } else { vec![(0..nodes).collect()] };
+    let known = problem.warm_start.as_ref().and_then(|start| problem.objective(start));
+    let start = problem.warm_start.as_ref().map(|start| undo.project(start));
     let mut choice = vec![0; nodes];
     let mut bound = core.constant;
     let mut complete = true;
     // The largest last: it gets the time that the others leave.
     for part in &parts {
         let sub = extract(&core, part);
-        // A single component may use the cut-off and the warm start; others only see their own part.
-        let cutoff = options.cutoff.filter(|_| parts.len() == 1).map(|c| c - core.constant);
-        let out = solver.part(sub, cutoff)?;
+        // A single component may use the cut-off and the cost of the warm start; others only see their own part.
+        let cutoff = lower(options.cutoff, known).filter(|_| parts.len() == 1).map(|c| c - core.constant);
+        let start = start.as_ref().map(|s| part.iter().map(|&node| s[node]).collect());
+        let out = solver.part(sub, cutoff, start)?;
         let limit = cutoff.unwrap_or(Total::MAX);
         bound = bound.saturating_add(out.bound.min(limit));
         match out.found {
             Some((_, found)) => part.iter().zip(found).for_each(|(&node, c)| choice[node] = c),
             None if out.bound == Total::MAX && cutoff.is_none() => {
-                return Err(SolveError::Infeasible(conflict::find(problem, options)?));
+                return Err(SolveError::Infeasible(conflict::find(problem, options, solver.deadline)?));
             }
             None => complete = false,
         }
@@ -109,7 +112,7 @@ pub(crate) fn feasible(problem: &Problem, options: &Options) -> Result<Option<bo
     let Some((core, _)) = reduce_root(problem, &mut solver) else { return Ok(Some(false)) };
     let mut unknown = false;
     for part in components(&core) {
-        let out = solver.part(extract(&core, &part), None)?;
+        let out = solver.part(extract(&core, &part), None, None)?;
         if out.found.is_none() {
             if out.bound == Total::MAX {
                 return Ok(Some(false));
@@ -123,7 +126,10 @@ pub(crate) fn feasible(problem: &Problem, options: &Options) -> Result<Option<bo
 /// The problem after reductions, none when they show that no choice is feasible.
 fn reduce_root(problem: &Problem, solver: &mut Solver<'_>) -> Option<(Graph, Undo)> {
     let mut g = Graph::new(problem);
-    reduce::reduce(&mut g, solver.on, &mut solver.removed).ok()?;
+    // What is left of a short limit is for finding a choice.
+    let (options, until) = (solver.options, Instant::now() + solver.left() / 2);
+    let stop = || options.interrupted() || Instant::now() >= until;
+    reduce::reduce(&mut g, solver.on, &mut solver.removed, &stop).ok()?;
     Some(g.compact())
 }
 
@@ -188,8 +194,8 @@ impl Solver<'_> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Solves one component.
-    fn part(&mut self, g: Graph, cutoff: Option<Total>) -> Result<Outcome, SolveError> {
+    /// Solves one component. `start` may be infeasible.
+    fn part(&mut self, g: Graph, cutoff: Option<Total>, start: Option<Vec<usize>>) -> Result<Outcome, SolveError> {
         if self.options.method == Method::Ilp {
             if g.nodes.is_empty() {
                 return Ok(Outcome { found: Some((g.constant, vec![])), bound: g.constant });
@@ -209,6 +215,13 @@ impl Solver<'_> {
             }
         }
         (self.budget, self.gave_up) = (u64::MAX, false);
+        if first.found.is_none()
+            && let Some(mut start) = start
+        {
+            let limit = Instant::now() + self.left().mul_f64(0.1);
+            search::descend(&g, &mut start, || Instant::now() >= limit);
+            first.found = g.objective(&start).map(|cost| (cost, start));
+        }
         self.large(g, cutoff, first)
     }
 
@@ -332,7 +345,9 @@ impl Solver<'_> {
                 drop(model);
                 let clock = Instant::now();
                 let before: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
-                let reduced = reduce::reduce(&mut tight, self.on, &mut self.removed);
+                let deadline = self.deadline;
+                let stop = || options.interrupted() || Instant::now() >= deadline;
+                let reduced = reduce::reduce(&mut tight, self.on, &mut self.removed, &stop);
                 self.statistics.spend(Phase::Reduce, clock.elapsed().as_secs_f64());
                 if reduced.is_err() {
                     return Ok(Outcome { found: best, bound: Total::MAX });
@@ -347,7 +362,7 @@ impl Solver<'_> {
             if entries > MEDIUM_ENTRIES && (round + 1).is_power_of_two() && !self.out() {
                 let clock = Instant::now();
                 let until = clock + self.left().mul_f64(0.2);
-                share *= 2;
+                share = (2 * share).min(40);
                 let choice = dive::dive(self, &tight, lower(now, outer), share, until).map(|c| expand(&undos, c));
                 if let Some(choice) = choice
                     && let Some(cost) = g.objective(&choice)

@@ -144,6 +144,10 @@ impl Model {
                     (pick, least) = (k, t);
                 }
             }
+            if least == f64::INFINITY {
+                // Every strategy is forbidden by an edge: there is no choice.
+                return least;
+            }
             picks[node] = pick;
             sum += least;
             if ahead > 0 {
@@ -204,7 +208,8 @@ impl Model {
                         .then(total[a].total_cmp(&total[b]))
                 })
             }
-            .expect("nodes have strategies");
+            // Every node has a strategy: the model asks for one and reductions never drop the last.
+            .unwrap_or(0);
             choice[node] = pick;
             for s in segments {
                 slack[s.from..s.to].iter_mut().for_each(|l| *l -= s.amounts[pick]);
@@ -314,6 +319,9 @@ pub(crate) fn ascend(
         let sum = model.pass(&priced, &mut dual.messages, false, false, &mut picks);
         let paid: f64 = dual.prices.iter().zip(&g.limits).map(|(p, &l)| p * l as f64).sum();
         let bound = g.constant as f64 + sum - paid;
+        if bound == f64::INFINITY {
+            break;
+        }
         if bound > best {
             best = bound;
             best_state.clone_from(dual);
@@ -442,7 +450,7 @@ pub(crate) fn certify(model: &Model, g: &mut Graph, dual: &Dual, cutoff: Option<
     }
     // From here on nothing is negative: what a strategy or pair costs more than the bound is a bound on what it costs at least.
     for p in &mut potentials {
-        let least = *p.iter().min().expect("nodes have strategies");
+        let least = p.iter().copied().min().unwrap_or(0);
         bound += Total::from(least);
         p.iter_mut().for_each(|x| *x -= least);
     }
@@ -474,7 +482,7 @@ pub(crate) fn certify(model: &Model, g: &mut Graph, dual: &Dual, cutoff: Option<
                     behind += 1;
                 }
             }
-            let least = *own.iter().min().expect("nodes have strategies");
+            let least = own.iter().copied().min().unwrap_or(0);
             bound += Total::from(least);
             for (p, d) in own.iter_mut().zip(&mut drop[node]) {
                 *p -= least;

@@ -102,7 +102,9 @@ impl<'a> Solver<'a> {
     /// Searches for the best choice that costs less than the cut-off.
     pub(crate) fn branch(&mut self, mut g: Graph, cutoff: Option<Total>, depth: usize) -> Outcome {
         let none = |bound| Outcome { found: None, bound };
-        if reduce::reduce(&mut g, self.on, &mut self.removed).is_err() {
+        let (options, deadline) = (self.options, self.deadline);
+        let stop = || options.interrupted() || Instant::now() >= deadline;
+        if reduce::reduce(&mut g, self.on, &mut self.removed, &stop).is_err() {
             return none(Total::MAX);
         }
         let (core, undo) = g.compact();

@@ -9,9 +9,8 @@ use super::graph::{Graph, Undo};
 use super::ilp;
 use super::neighbourhood::{self, Places};
 use super::problem::{Matrix, Problem, Total, Usage};
-use super::random::Random;
 use super::reduce;
-use super::result::{Method, Options, Phase, Reductions, Solution, SolveError, Statistics};
+use super::result::{Method, Options, Phase, Reductions, Solution, SolveError};
 use super::search;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,17 +27,7 @@ const ASCENT: usize = 150;
 /// Solves a checked problem.
 pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, SolveError> {
     let start = Instant::now();
-    let mut solver = Solver {
-        options,
-        on: Reductions { consistency: true, ..options.reductions },
-        deadline: start + options.time_limit,
-        statistics: Statistics::default(),
-        removed: vec![],
-        random: Random(options.seed),
-        budget: u64::MAX,
-        work: 0,
-        gave_up: false,
-    };
+    let mut solver = Solver::new(options, start + options.time_limit);
     let reduced = reduce_root(problem, &mut solver);
     solver.statistics.spend(Phase::Reduce, start.elapsed().as_secs_f64());
     let Some((core, undo)) = reduced else {
@@ -98,17 +87,8 @@ pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, So
 
 /// Whether a problem, all of whose costs are zero, has a feasible choice; none when time ran out.
 pub(crate) fn feasible(problem: &Problem, options: &Options) -> Result<Option<bool>, SolveError> {
-    let mut solver = Solver {
-        options,
-        on: Reductions::ALL,
-        deadline: Instant::now() + options.time_limit,
-        statistics: Statistics::default(),
-        removed: vec![],
-        random: Random(options.seed),
-        budget: u64::MAX,
-        work: 0,
-        gave_up: false,
-    };
+    let mut solver = Solver::new(options, Instant::now() + options.time_limit);
+    solver.on = Reductions::ALL;
     let Some((core, _)) = reduce_root(problem, &mut solver) else { return Ok(Some(false)) };
     let mut unknown = false;
     for part in components(&core) {
@@ -412,7 +392,13 @@ impl Solver<'_> {
         }
         if let (Some(base), Some(best)) = (&base, &mut best) {
             let clock = Instant::now();
-            neighbourhood::improve(self, &mut places, base, best, self.deadline, None, self.options.threads);
+            let work = (2 * ASCENT * base.edges.iter().map(|e| e.m.len()).sum::<usize>()).max(1) as u64;
+            let (until, threads) = (self.deadline, self.options.threads);
+            while !self.closed(lower(Some(best.0), outer), bound) && !self.out() {
+                if neighbourhood::improve(self, &mut places, base, best, until, Some(work), threads) {
+                    break;
+                }
+            }
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
         }
         Ok(Outcome { found: best, bound })

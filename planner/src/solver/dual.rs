@@ -48,6 +48,15 @@ pub(crate) struct Dual {
     pub(crate) prices: Vec<f64>,
 }
 
+#[cfg(test)]
+impl Dual {
+    /// Adds to all messages, and to multipliers as far as they stay above zero.
+    pub(crate) fn disturb(&mut self, mut by: impl FnMut() -> f64) {
+        self.messages.iter_mut().for_each(|m| *m += by());
+        self.prices.iter_mut().for_each(|p| *p = (*p + by()).max(0.0));
+    }
+}
+
 impl Model {
     pub(crate) fn new(g: &Graph) -> (Model, Dual) {
         let mut first = vec![0];

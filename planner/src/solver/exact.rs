@@ -66,19 +66,25 @@ fn difference(g: &Graph, node: usize, a: usize, b: usize, most: f64) -> f64 {
 }
 
 impl<'a> Solver<'a> {
-    /// A solver for a part of the work, that may run on another thread.
-    pub(crate) fn fork(&self, seed: u64, until: Instant, budget: u64) -> Solver<'a> {
+    /// A solver that stops at a deadline.
+    pub(crate) fn new(options: &'a Options, deadline: Instant) -> Solver<'a> {
         Solver {
-            options: self.options,
-            on: self.on,
-            deadline: until.min(self.deadline),
+            options,
+            on: Reductions { consistency: true, ..options.reductions },
+            deadline,
             statistics: Statistics::default(),
             removed: vec![],
-            random: Random(seed),
-            budget,
+            random: Random(options.seed),
+            budget: u64::MAX,
             work: 0,
             gave_up: false,
         }
+    }
+
+    /// A solver for a part of the work, that may run on another thread.
+    pub(crate) fn fork(&self, seed: u64, until: Instant, budget: u64) -> Solver<'a> {
+        let fresh = Solver::new(self.options, until.min(self.deadline));
+        Solver { on: self.on, random: Random(seed), budget, ..fresh }
     }
 
     /// Takes over what a fork counted.

@@ -40,11 +40,10 @@
 //! // strategies. Then a pair costs (3 or 4) + (3 or 3) + (0 or 5), and no less than 6 - 2.5: choices cost at least 3.5, and since
 //! // (0, 0) is excluded by the row and (0, 1), (1, 0) pay 5 for the edge, branching on the first node proves 5.
 //!
-//! // When nothing fits, the rows and pairs in each other's way are named.
+//! // When nothing fits, what is in each other's way is named: with the first strategy fixed, 8 + 4 is still more than 10.
 //! p.fix(a, 0);
-//! p.add_edge(a, b, |i, j| if i == j { 0.0 } else { f64::INFINITY });
 //! let error = solve(&p, &Options::default()).unwrap_err();
-//! assert_eq!(error.to_string(), "no choice satisfies rows [0], edges [1], nodes [0] together");
+//! assert_eq!(error.to_string(), "no choice satisfies rows [0], nodes [0] together");
 //! ```
 
 mod conflict;

@@ -1,8 +1,13 @@
-//! Latency of small problems, as the planner poses them: about a hundred nodes with about ten strategies.
+//! Latency of small problems: random ones of about a hundred nodes with about ten strategies, and those that planning some models posed.
 //!
-//! `cargo bench -p autoshard-planner --bench solver [-- COUNT]` prints quantiles of the wall time of one call, per kind of problem and method.
+//! `cargo bench -p autoshard-planner --bench solver [-- COUNT]` prints quantiles of the wall time of one call, per kind of problem and
+//! method. `COUNT` is the number of random problems per kind. The real ones are in `planner.jsonl.gz`: one problem per line, as
+//! the planner passed it to the solver with its cut-off, from the model named in the line (training, batch of 64, on DGX H100).
 
-use autoshard_planner::solver::{Method, Options, Problem, SolveError, solve};
+use autoshard_planner::solver::{Matrix, Method, Options, Phase, Problem, SolveError, solve};
+use std::error::Error;
+use std::io::BufRead;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// SplitMix64.
@@ -74,42 +79,102 @@ fn layered(seed: u64, operators: usize, strategies: usize, rows: usize, tightnes
     p
 }
 
-fn main() {
-    let count: u64 = std::env::args().filter_map(|a| a.parse().ok()).next().unwrap_or(100);
+/// A problem and the cut-off it was posed with.
+type Posed = (Problem, Option<i128>);
+
+/// The problems that the planner posed.
+fn planner() -> Result<Vec<Posed>, Box<dyn Error>> {
+    let file = std::fs::File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/planner.jsonl.gz"))?;
+    let mut problems = vec![];
+    for line in std::io::BufReader::new(flate2::read::GzDecoder::new(file)).lines() {
+        let p: Line = serde_json::from_str(&line?)?;
+        let mut problem = Problem::with_quantum(p.quantum);
+        let sizes: Vec<usize> = p.nodes.iter().map(Vec::len).collect();
+        for costs in p.nodes {
+            problem.add_node_quanta(costs);
+        }
+        for (u, v, m) in p.edges {
+            let matrix = Matrix::new(sizes[u], sizes[v], p.matrices[m].clone())?;
+            problem.add_edge_quanta(u, v, Arc::new(matrix));
+        }
+        for limit in p.limits {
+            problem.add_row(limit);
+        }
+        for (node, from, to, amounts) in p.usages {
+            problem.add_usage(node, from..to, amounts);
+        }
+        problems.push((problem, p.cutoff.map(i128::from)));
+    }
+    Ok(problems)
+}
+
+/// A line of the file.
+#[derive(serde::Deserialize)]
+struct Line {
+    quantum: f64,
+    cutoff: Option<i64>,
+    nodes: Vec<Vec<i64>>,
+    matrices: Vec<Vec<i64>>,
+    edges: Vec<(usize, usize, usize)>,
+    limits: Vec<i64>,
+    usages: Vec<(usize, usize, usize, Vec<i64>)>,
+}
+
+/// Prints quantiles of times in milliseconds.
+fn row(name: &str, label: &str, mut times: Vec<f64>, proven: usize) {
+    times.sort_by(f64::total_cmp);
+    let at = |q: f64| times.get(((times.len().max(1) - 1) as f64 * q).round() as usize).copied().unwrap_or(f64::NAN);
+    println!(
+        "| {name} | {label} | {:.2} | {:.2} | {:.2} | {:.2} | {proven}/{} |",
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(1.0),
+        times.len()
+    );
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let count: u64 = std::env::args().filter_map(|a| a.parse().ok()).next().unwrap_or(250);
     println!("| problem | method | median ms | 90% | 99% | max | proven |");
     println!("|---|---|---|---|---|---|---|");
+    let random = |rows: usize, tightness: f64| -> Vec<Posed> {
+        (0..count).map(|seed| (layered(seed, 100, 10, rows, tightness), None)).collect()
+    };
     let kinds = [
-        ("100 x 10, no memory row", 0, 0.0),
-        ("100 x 10, 1 row, loose", 1, 0.5),
-        ("100 x 10, 1 row, tight", 1, 0.15),
-        ("100 x 10, 4 rows, tight", 4, 0.15),
+        ("100 x 10, no memory row", random(0, 0.0)),
+        ("100 x 10, 1 row, loose", random(1, 0.5)),
+        ("100 x 10, 1 row, tight", random(1, 0.15)),
+        ("100 x 10, 4 rows, tight", random(4, 0.15)),
+        ("posed by the planner", planner()?),
     ];
-    for (name, rows, tightness) in kinds {
-        for (method, label, share) in
-            [(Method::Auto, "all", 1), (Method::WithoutIlp, "without HiGHS", 1), (Method::Ilp, "HiGHS alone", 10)]
-        {
-            let mut times = vec![];
-            let mut proven = 0;
-            for seed in 0..count.div_ceil(share) {
-                let p = layered(seed, 100, 10, rows, tightness);
-                let options = Options { method, time_limit: Duration::from_secs(5), ..Options::default() };
+    for (name, problems) in kinds {
+        for (method, label, share) in [(Method::Auto, "all", 1), (Method::Ilp, "HiGHS after reductions", 25)] {
+            let (mut times, mut proven) = (vec![], 0);
+            // What reductions take alone, and how often they leave nothing.
+            let (mut reducing, mut reduced) = (vec![], 0);
+            for (p, cutoff) in problems.iter().step_by(share) {
+                let options =
+                    Options { method, cutoff: *cutoff, time_limit: Duration::from_secs(5), ..Options::default() };
                 let start = Instant::now();
-                let result = solve(&p, &options);
+                let result = solve(p, &options);
                 times.push(start.elapsed().as_secs_f64() * 1e3);
-                proven += u64::from(
-                    matches!(&result, Ok(s) if s.optimal()) || matches!(result, Err(SolveError::Infeasible(_))),
-                );
+                proven += usize::from(match &result {
+                    Ok(s) => s.optimal(),
+                    Err(SolveError::Infeasible(_) | SolveError::CutOff { .. }) => true,
+                    Err(_) => false,
+                });
+                if let Ok(s) = result {
+                    let spent = s.statistics.seconds.iter().find(|(phase, _)| *phase == Phase::Reduce);
+                    reducing.push(1e3 * spent.map_or(0.0, |(_, seconds)| *seconds));
+                    reduced += usize::from(s.statistics.core_nodes == 0);
+                }
             }
-            times.sort_by(f64::total_cmp);
-            let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
-            println!(
-                "| {name} | {label} | {:.2} | {:.2} | {:.2} | {:.2} | {proven}/{} |",
-                at(0.5),
-                at(0.9),
-                at(0.99),
-                at(1.0),
-                times.len()
-            );
+            row(name, label, times, proven);
+            if method == Method::Auto {
+                row(name, "reductions alone", reducing, reduced);
+            }
         }
     }
+    Ok(())
 }

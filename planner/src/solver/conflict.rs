@@ -1,8 +1,12 @@
 //! Which constraints are in each other's way when no choice is feasible.
 //!
-//! Costs are set to zero. Each constraint (the limit of a row, the forbidden pairs of an edge, the fixed or forbidden strategies of a node, a group) is
-//! dropped in turn and stays out if the rest still conflicts. What remains is irreducible: without any one of it, a
-//! choice exists.
+//! Constraints are the limits of rows, the forbidden pairs of edges, the fixed or forbidden strategies of nodes, and groups. What is found
+//! conflicts, and is *irreducible*: without any one of it, a choice exists. It is smallest where one constraint conflicts by itself
+//! (that is looked for first); among larger conflicts there may be one of fewer members, since finding the smallest of all is as hard as
+//! trying all sets.
+//!
+//! Constraints are dropped in runs, which double where what is left still conflicts and halve where it does not, so few
+//! questions are asked when few of many constraints matter. Costs are zero meanwhile.
 
 use super::drive;
 use super::problem::{FORBIDDEN, Matrix, Node, Problem, RANGE};
@@ -10,73 +14,137 @@ use super::result::{Conflict, Options, SolveError};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// An irreducible set of constraints that no choice satisfies: each is dropped in turn, and stays out if the rest still conflicts.
-pub(crate) fn find(problem: &Problem, options: &Options) -> Result<Conflict, SolveError> {
-    let deadline = Instant::now() + options.time_limit;
+#[derive(Clone, Copy)]
+enum Constraint {
+    Row(usize),
+    Edge(usize),
+    Node(usize),
+    Group(usize),
+}
+
+/// An irreducible set of constraints that no choice satisfies. Where time runs out it may be larger, and says so.
+pub(crate) fn find(problem: &Problem, options: &Options, deadline: Instant) -> Result<Conflict, SolveError> {
+    let p = without_costs(problem);
+    if let Some(alone) = alone(&p) {
+        return Ok(conflict(&[alone], true));
+    }
+    let mut all: Vec<Constraint> = (0..p.limits.len()).map(Constraint::Row).collect();
+    all.extend((0..p.edges.len()).filter(|&k| p.edges[k].costs.costs().contains(&FORBIDDEN)).map(Constraint::Edge));
+    let restricted = |node: &Node| node.fixed.is_some() || node.costs.contains(&FORBIDDEN);
+    all.extend((0..p.nodes.len()).filter(|&k| restricted(&p.nodes[k])).map(Constraint::Node));
+    all.extend((0..p.groups.len()).map(Constraint::Group));
+
+    let mut proven = true;
+    let mut needed: Vec<Constraint> = vec![];
+    let (mut at, mut run) = (0, 1);
+    while at < all.len() {
+        let end = (at + run).min(all.len());
+        let left = deadline.saturating_duration_since(Instant::now());
+        let conflicts = if left.is_zero() || options.interrupted() {
+            None
+        } else {
+            let quick = Options { time_limit: left, relative_gap: 0.0, cutoff: None, ..options.clone() };
+            let kept: Vec<Constraint> = needed.iter().chain(&all[end..]).copied().collect();
+            drive::feasible(&only(&p, &kept), &quick)?.map(|feasible| !feasible)
+        };
+        match conflicts {
+            Some(true) => (at, run) = (end, 2 * run),
+            Some(false) if end - at > 1 => run = (end - at) / 2,
+            // Without a proof the constraint stays.
+            other => {
+                proven &= other.is_some();
+                if other.is_none() {
+                    needed.extend(&all[at..end]);
+                } else {
+                    needed.push(all[at]);
+                }
+                (at, run) = (end, 1);
+            }
+        }
+    }
+    Ok(conflict(&needed, proven))
+}
+
+/// A constraint that no choice satisfies even without all others.
+fn alone(p: &Problem) -> Option<Constraint> {
+    let forbids_all = |costs: &[i64]| costs.iter().all(|&c| c == FORBIDDEN);
+    let node_forbids = |node: &Node| match node.fixed {
+        Some(fixed) => node.costs[fixed] == FORBIDDEN,
+        None => forbids_all(&node.costs),
+    };
+    if let Some(k) = p.nodes.iter().position(node_forbids) {
+        return Some(Constraint::Node(k));
+    }
+    if let Some(k) = p.edges.iter().position(|e| forbids_all(e.costs.costs())) {
+        return Some(Constraint::Edge(k));
+    }
+    // The least that each node uses of a row: usages of one node in one row add up per strategy.
+    let mut by_node: Vec<Vec<&super::problem::Usage>> = vec![vec![]; p.nodes.len()];
+    p.usages.iter().for_each(|u| by_node[u.node].push(u));
+    let mut steps = vec![0i64; p.limits.len() + 1];
+    for usages in by_node.iter().filter(|u| !u.is_empty()) {
+        let mut bounds: Vec<usize> = usages.iter().flat_map(|u| [u.rows.start, u.rows.end]).collect();
+        bounds.sort_unstable();
+        bounds.dedup();
+        for piece in bounds.windows(2) {
+            let inside = usages.iter().filter(|u| u.rows.start <= piece[0] && piece[1] <= u.rows.end);
+            let mut sum = vec![0i64; p.nodes[usages[0].node].costs.len()];
+            inside.for_each(|u| sum.iter_mut().zip(u.amounts.iter()).for_each(|(s, a)| *s += a));
+            let least = sum.into_iter().min().unwrap_or(0);
+            steps[piece[0]] += least;
+            steps[piece[1]] -= least;
+        }
+    }
+    let mut used = 0;
+    let over = |(step, limit): (&i64, &i64)| {
+        used += step;
+        used > *limit
+    };
+    steps.iter().zip(&p.limits).position(over).map(Constraint::Row)
+}
+
+/// The problem with all finite costs zero.
+fn without_costs(problem: &Problem) -> Problem {
+    let zero = |c: i64| if c == FORBIDDEN { FORBIDDEN } else { 0 };
     let mut p = problem.clone();
     p.warm_start = None;
-    for node in &mut p.nodes {
-        node.costs.iter_mut().filter(|c| **c != FORBIDDEN).for_each(|c| *c = 0);
-    }
+    p.nodes.iter_mut().flat_map(|n| &mut n.costs).for_each(|c| *c = zero(*c));
     for e in &mut p.edges {
-        let m =
-            Matrix::from_fn(
-                e.costs.rows(),
-                e.costs.cols(),
-                |i, j| {
-                    if e.costs.get(i, j) == FORBIDDEN { FORBIDDEN } else { 0 }
-                },
-            );
-        e.costs = Arc::new(m);
+        e.costs = Arc::new(Matrix::from_fn(e.costs.rows(), e.costs.cols(), |i, j| zero(e.costs.get(i, j))));
     }
-    let mut out = Conflict { irreducible: true, ..Conflict::default() };
-    let mut conflicts = |q: &Problem| -> Result<bool, SolveError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || options.interrupted() {
-            out.irreducible = false;
-            return Ok(false);
-        }
-        let quick = Options { time_limit: left, relative_gap: 0.0, cutoff: None, ..options.clone() };
-        let conflict = drive::feasible(q, &quick)?;
-        out.irreducible &= conflict.is_some();
-        Ok(conflict == Some(false))
+    p
+}
+
+/// The problem with only some of its constraints.
+fn only(p: &Problem, kept: &[Constraint]) -> Problem {
+    let free = |node: &Node| Node { costs: vec![0; node.costs.len()], fixed: None };
+    let mut q = Problem {
+        nodes: p.nodes.iter().map(free).collect(),
+        edges: vec![],
+        limits: vec![RANGE as i64 / 2; p.limits.len()],
+        groups: vec![],
+        ..p.clone()
     };
-    let (mut rows, mut edges, mut nodes, mut groups) = (vec![], vec![], vec![], vec![]);
-    for k in 0..p.limits.len() {
-        let limit = std::mem::replace(&mut p.limits[k], RANGE as i64 / 2);
-        if !conflicts(&p)? {
-            p.limits[k] = limit;
-            rows.push(k);
+    for &constraint in kept {
+        match constraint {
+            Constraint::Row(k) => q.limits[k] = p.limits[k],
+            Constraint::Edge(k) => q.edges.push(p.edges[k].clone()),
+            Constraint::Node(k) => q.nodes[k] = p.nodes[k].clone(),
+            Constraint::Group(k) => q.groups.push(p.groups[k].clone()),
         }
     }
-    for k in 0..p.edges.len() {
-        if !p.edges[k].costs.costs().contains(&FORBIDDEN) {
-            continue;
-        }
-        let free = Arc::new(Matrix::from_fn(p.edges[k].costs.rows(), p.edges[k].costs.cols(), |_, _| 0));
-        let costs = std::mem::replace(&mut p.edges[k].costs, free);
-        if !conflicts(&p)? {
-            p.edges[k].costs = costs;
-            edges.push(k);
-        }
-    }
-    for k in 0..p.nodes.len() {
-        if p.nodes[k].fixed.is_none() && !p.nodes[k].costs.contains(&FORBIDDEN) {
-            continue;
-        }
-        let free = Node { costs: vec![0; p.nodes[k].costs.len()], fixed: None };
-        let node = std::mem::replace(&mut p.nodes[k], free);
-        if !conflicts(&p)? {
-            p.nodes[k] = node;
-            nodes.push(k);
+    q
+}
+
+fn conflict(members: &[Constraint], irreducible: bool) -> Conflict {
+    let mut out = Conflict { irreducible, ..Conflict::default() };
+    for &member in members {
+        match member {
+            Constraint::Row(k) => out.rows.push(k),
+            Constraint::Edge(k) => out.edges.push(k),
+            Constraint::Node(k) => out.nodes.push(k),
+            Constraint::Group(k) => out.groups.push(k),
         }
     }
-    for k in 0..p.groups.len() {
-        let group = std::mem::take(&mut p.groups[k]);
-        if !conflicts(&p)? {
-            p.groups[k] = group;
-            groups.push(k);
-        }
-    }
-    Ok(Conflict { rows, edges, nodes, groups, ..out })
+    out
 }

@@ -184,7 +184,8 @@ mod tests {
         assert_eq!(error("[0, 7, 7, 0]", "[0, 7, 7]"), "edge 0: a 2 x 2 matrix needs 4 costs, got 3");
         assert_eq!(error("[[0, 1]]", "[[0, 2]]"), "edge 0: joins nodes 0 and 2 of 2");
         assert_eq!(error("[60, 30]]", "[60]]"), "node 1: 1 usages for 2 costs");
-        assert_eq!(error("15", "1.5"), "not an instance: cost 1.5 is not an integer at line 2 column 64");
+        // The column depends on the features of serde_json, which other crates of a build may switch on.
+        assert!(error("15", "1.5").starts_with("not an instance: cost 1.5 is not an integer at line 2 column "));
         assert!(error("}}}", "").starts_with("not an instance: EOF"));
     }
 }

@@ -2,14 +2,15 @@
 //! medium, and large neighbourhoods with dual bounds where it is large.
 
 use super::conflict;
-use super::dual::{self, Model, Watch};
+use super::dive;
+use super::dual::{self, Dual, Model, Watch};
 use super::exact::{Outcome, Solver};
 use super::graph::{Graph, Undo};
 use super::ilp;
+use super::neighbourhood::{self, Places};
 use super::problem::{Matrix, Problem, Total, Usage};
-use super::random::Random;
 use super::reduce;
-use super::result::{Method, Options, Phase, Reductions, Solution, SolveError, Statistics};
+use super::result::{Method, Options, Phase, Reductions, Solution, SolveError};
 use super::search;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,27 +18,20 @@ use std::time::{Duration, Instant};
 /// Entries of matrices up to which branch and bound is tried first, and up to which HiGHS is.
 const SMALL_ENTRIES: usize = 60_000;
 const MEDIUM_ENTRIES: usize = 300_000;
-/// Branches that branch and bound may take before HiGHS is asked, and within a neighbourhood.
+/// Branches that branch and bound may take before HiGHS is asked.
 const SMALL_BUDGET: u64 = 3000;
-const NEIGHBOURHOOD_BUDGET: u64 = 20;
+/// Iterations that raise the bound of a large component at first, and then in turn with search.
+const FIRST_ASCENT: usize = 600;
+const ASCENT: usize = 150;
 
 /// Solves a checked problem.
 pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, SolveError> {
     let start = Instant::now();
-    let mut solver = Solver {
-        options,
-        on: Reductions { consistency: true, ..options.reductions },
-        deadline: start + options.time_limit,
-        statistics: Statistics::default(),
-        removed: vec![],
-        random: Random(options.seed),
-        budget: u64::MAX,
-        gave_up: false,
-    };
+    let mut solver = Solver::new(options, start + options.time_limit);
     let reduced = reduce_root(problem, &mut solver);
     solver.statistics.spend(Phase::Reduce, start.elapsed().as_secs_f64());
     let Some((core, undo)) = reduced else {
-        return Err(SolveError::Infeasible(conflict::find(problem, options)?));
+        return Err(SolveError::Infeasible(conflict::find(problem, options, solver.deadline)?));
     };
     let (mut nodes, mut strategies) = (0, 0);
     core.nodes.iter().for_each(|n| (nodes, strategies) = (nodes + 1, strategies + n.costs.len()));
@@ -46,21 +40,24 @@ pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, So
     solver.statistics.core_edges = core.edges.len();
 
     let parts = if options.reductions.components { components(&core) } else { vec![(0..nodes).collect()] };
+    let known = problem.warm_start.as_ref().and_then(|start| problem.objective(start));
+    let start = problem.warm_start.as_ref().map(|start| undo.project(start));
     let mut choice = vec![0; nodes];
     let mut bound = core.constant;
     let mut complete = true;
     // The largest last: it gets the time that the others leave.
     for part in &parts {
         let sub = extract(&core, part);
-        // A single component may use the cut-off and the warm start; others only see their own part.
-        let cutoff = options.cutoff.filter(|_| parts.len() == 1).map(|c| c - core.constant);
-        let out = solver.part(sub, cutoff)?;
+        // A single component may use the cut-off and the cost of the warm start; others only see their own part.
+        let cutoff = lower(options.cutoff, known).filter(|_| parts.len() == 1).map(|c| c - core.constant);
+        let start = start.as_ref().map(|s| part.iter().map(|&node| s[node]).collect());
+        let out = solver.part(sub, cutoff, start)?;
         let limit = cutoff.unwrap_or(Total::MAX);
         bound = bound.saturating_add(out.bound.min(limit));
         match out.found {
             Some((_, found)) => part.iter().zip(found).for_each(|(&node, c)| choice[node] = c),
             None if out.bound == Total::MAX && cutoff.is_none() => {
-                return Err(SolveError::Infeasible(conflict::find(problem, options)?));
+                return Err(SolveError::Infeasible(conflict::find(problem, options, solver.deadline)?));
             }
             None => complete = false,
         }
@@ -90,20 +87,12 @@ pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, So
 
 /// Whether a problem, all of whose costs are zero, has a feasible choice; none when time ran out.
 pub(crate) fn feasible(problem: &Problem, options: &Options) -> Result<Option<bool>, SolveError> {
-    let mut solver = Solver {
-        options,
-        on: Reductions::ALL,
-        deadline: Instant::now() + options.time_limit,
-        statistics: Statistics::default(),
-        removed: vec![],
-        random: Random(options.seed),
-        budget: u64::MAX,
-        gave_up: false,
-    };
+    let mut solver = Solver::new(options, Instant::now() + options.time_limit);
+    solver.on = Reductions::ALL;
     let Some((core, _)) = reduce_root(problem, &mut solver) else { return Ok(Some(false)) };
     let mut unknown = false;
     for part in components(&core) {
-        let out = solver.part(extract(&core, &part), None)?;
+        let out = solver.part(extract(&core, &part), None, None)?;
         if out.found.is_none() {
             if out.bound == Total::MAX {
                 return Ok(Some(false));
@@ -117,7 +106,10 @@ pub(crate) fn feasible(problem: &Problem, options: &Options) -> Result<Option<bo
 /// The problem after reductions, none when they show that no choice is feasible.
 fn reduce_root(problem: &Problem, solver: &mut Solver<'_>) -> Option<(Graph, Undo)> {
     let mut g = Graph::new(problem);
-    reduce::reduce(&mut g, solver.on, &mut solver.removed).ok()?;
+    // What is left of a short limit is for finding a choice.
+    let (options, until) = (solver.options, Instant::now() + solver.left() / 2);
+    let stop = || options.interrupted() || Instant::now() >= until;
+    reduce::reduce(&mut g, solver.on, &mut solver.removed, &stop).ok()?;
     Some(g.compact())
 }
 
@@ -172,7 +164,7 @@ fn extract(g: &Graph, nodes: &[usize]) -> Graph {
     let mut index = vec![usize::MAX; g.nodes.len()];
     let slack = g.limits.clone();
     // With all nodes of the components present nothing is frozen, and their own use of the limits is added back: start from it.
-    let mut sub = search::neighbourhood(g, &vec![0; g.nodes.len()], &slack, nodes, &mut index);
+    let mut sub = neighbourhood::cut_out(g, &vec![0; g.nodes.len()], &slack, nodes, &mut index);
     sub.limits = g.limits.clone();
     sub
 }
@@ -182,8 +174,8 @@ impl Solver<'_> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Solves one component.
-    fn part(&mut self, g: Graph, cutoff: Option<Total>) -> Result<Outcome, SolveError> {
+    /// Solves one component. `start` may be infeasible.
+    fn part(&mut self, g: Graph, cutoff: Option<Total>, start: Option<Vec<usize>>) -> Result<Outcome, SolveError> {
         if self.options.method == Method::Ilp {
             if g.nodes.is_empty() {
                 return Ok(Outcome { found: Some((g.constant, vec![])), bound: g.constant });
@@ -203,6 +195,13 @@ impl Solver<'_> {
             }
         }
         (self.budget, self.gave_up) = (u64::MAX, false);
+        if first.found.is_none()
+            && let Some(mut start) = start
+        {
+            let limit = Instant::now() + self.left().mul_f64(0.1);
+            search::descend(&g, &mut start, || Instant::now() >= limit);
+            first.found = g.objective(&start).map(|cost| (cost, start));
+        }
         self.large(g, cutoff, first)
     }
 
@@ -213,102 +212,154 @@ impl Solver<'_> {
         // The graph without what the best choice made superfluous; bounds of it hold for better choices only.
         let mut tight = g.clone();
         let mut undos: Vec<Undo> = vec![];
-        let mut prices = g.prices.clone();
-        let mut round = 0;
-        loop {
+        // The graph with the costs that the first ascent moved: what neighbourhoods are cut out of.
+        let mut base: Option<Graph> = None;
+        let mut places = Places::new(g.nodes.len());
+        let mut round = 0usize;
+        let mut share = 5;
+        let (mut rises, mut idle) = (true, false);
+        while !idle || rises {
             let clock = Instant::now();
             let (model, mut dual) = Model::new(&tight);
             if best.is_none() {
                 let mut choice = model.round(&tight, &dual, true);
                 let limit = clock + self.left().mul_f64(0.1);
                 if search::descend(&tight, &mut choice, || Instant::now() >= limit) {
-                    best = tight.objective(&choice).map(|cost| (cost, choice));
+                    best = tight.objective(&choice).map(|cost| (cost, expand(&undos, choice)));
                 }
             }
             let entries: usize = tight.edges.iter().map(|e| e.m.len()).sum();
             tracing::debug!(round, nodes = tight.nodes.len(), entries, rows = tight.limits.len(), best = ?best.as_ref().map(|b| b.0), bound);
-            let cutoff = lower(best.as_ref().map(|b| b.0), outer);
-            let share = self.left().mul_f64(if round == 0 { 0.5 } else { 0.15 });
-            let iterations = 2000;
-            let until = clock + share;
-            let options = self.options;
-            let mut rounded: Option<(Total, Vec<usize>)> = None;
-            // Rounding costs about as much as a pass; choices differ as multipliers move.
-            let mut watch = |iteration: usize, dual: &dual::Dual| {
-                if Instant::now() >= until || options.interrupted() {
-                    return Watch::Stop;
+            let overlap = base.is_some() && best.is_some() && entries > MEDIUM_ENTRIES;
+            let before = best.as_ref().map(|b| b.0);
+            let cutoff = lower(before, outer);
+            let effort = match (round, overlap) {
+                (0, _) => {
+                    Effort { iterations: if entries > MEDIUM_ENTRIES { FIRST_ASCENT } else { 2000 }, stall: 3e-3 }
                 }
-                if iteration % 16 != 15 {
-                    return Watch::Continue;
-                }
-                let mut choice = model.round(&tight, dual, iteration % 32 < 16);
-                // Repairing an infeasible choice of a large graph takes longer than the next rounding.
-                if tight.objective(&choice).is_some() {
-                    search::descend(&tight, &mut choice, || Instant::now() >= until);
-                }
-                match tight.objective(&choice) {
-                    Some(cost) if rounded.as_ref().is_none_or(|(c, _)| cost < *c) => {
-                        rounded = Some((cost, choice));
-                        Watch::Target(cost as f64)
-                    }
-                    _ => Watch::Continue,
-                }
+                (_, true) => Effort { iterations: if rises { ASCENT } else { 0 }, stall: 1e-4 },
+                (_, false) => Effort { iterations: 2000, stall: 3e-3 },
             };
-            let step = dual::ascend(&model, &tight, &mut dual, iterations, cutoff.map(|c| c as f64), &mut watch);
-            if let Some((cost, choice)) = rounded
-                && best.as_ref().is_none_or(|(c, _)| cost < *c)
-            {
-                best = Some((cost, undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))));
+            let until = clock + self.left().mul_f64(if round == 0 { 0.5 } else { 0.3 });
+            let options = self.options;
+            let raise = |dual: &mut Dual| raise(&model, &tight, dual, &effort, cutoff, until, options);
+            let raised;
+            if overlap && let (Some(base), Some(best)) = (&base, &mut best) {
+                // Bound and search take turns, or run beside each other: neither sees the other before both are done.
+                let work = (2 * ASCENT * entries) as u64;
+                if options.threads > 1 && effort.iterations > 0 {
+                    raised = std::thread::scope(|scope| {
+                        let bound = scope.spawn(|| raise(&mut dual));
+                        idle = neighbourhood::improve(
+                            self,
+                            &mut places,
+                            base,
+                            best,
+                            self.deadline,
+                            Some(work),
+                            options.threads - 1,
+                        );
+                        bound.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                    });
+                } else {
+                    raised = raise(&mut dual);
+                    idle = neighbourhood::improve(
+                        self,
+                        &mut places,
+                        base,
+                        best,
+                        self.deadline,
+                        Some(work),
+                        options.threads,
+                    );
+                }
+            } else {
+                raised = raise(&mut dual);
             }
-            let ascent = clock.elapsed();
-            tight.step = step;
+            tight.step = raised.step;
             self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
 
             let clock = Instant::now();
-            for forward in [true, false] {
-                let mut choice = model.round(&tight, &dual, forward);
-                let limit = clock + self.left().mul_f64(0.05);
-                search::descend(&tight, &mut choice, || Instant::now() >= limit);
-                let full = undos.iter().rev().fold(choice, |c, undo| undo.expand(&c));
+            let mut candidates: Vec<Vec<usize>> = raised.choice.into_iter().collect();
+            if !overlap {
+                for forward in [true, false] {
+                    let mut choice = model.round(&tight, &dual, forward);
+                    let limit = clock + self.left().mul_f64(0.05);
+                    search::descend(&tight, &mut choice, || Instant::now() >= limit);
+                    candidates.push(choice);
+                }
+            }
+            for choice in candidates {
+                let full = expand(&undos, choice);
                 if let Some(cost) = g.objective(&full)
                     && best.as_ref().is_none_or(|(c, _)| cost < *c)
                 {
                     best = Some((cost, full));
                 }
             }
-            if round == 0 {
-                prices = dual.prices.clone();
+            if base.is_none() && best.is_some() && undos.is_empty() {
+                let mut moved = tight.clone();
+                dual::certify(&model, &mut moved, &dual, None);
+                base = Some(moved);
             }
-            if let Some(best) = &mut best {
-                let seconds = self.left().mul_f64(0.1).min(ascent + Duration::from_millis(50));
-                self.improve(&g, &prices, best, Instant::now() + seconds);
+            if !overlap && let (Some(base), Some(best)) = (&base, &mut best) {
+                let until = Instant::now() + self.left().mul_f64(0.1);
+                let work = (2 * (raised.iterations + 10) * entries) as u64;
+                idle = neighbourhood::improve(self, &mut places, base, best, until, Some(work), options.threads);
             }
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
 
             let clock = Instant::now();
-            let cutoff = lower(best.as_ref().map(|b| b.0), outer);
-            let certified = dual::certify(&model, &mut tight, &dual, cutoff);
-            bound = bound.max(certified.bound);
-            self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
-            if self.closed(cutoff, bound) || self.out() {
+            let now = best.as_ref().map(|b| b.0);
+            let cutoff = lower(now, outer);
+            let mut shrinks = false;
+            if !overlap || effort.iterations > 0 || now < before {
+                let certified = dual::certify(&model, &mut tight, &dual, cutoff);
+                let gap = cutoff.map_or(Total::MAX, |c| c - bound.max(certified.bound));
+                rises = round == 0 || certified.bound - bound > gap / 500;
+                bound = bound.max(certified.bound);
+                self.statistics.spend(Phase::Bound, clock.elapsed().as_secs_f64());
+                if self.closed(cutoff, bound) || self.out() {
+                    return Ok(Outcome { found: best, bound });
+                }
+                drop(model);
+                let clock = Instant::now();
+                let before: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
+                let deadline = self.deadline;
+                let stop = || options.interrupted() || Instant::now() >= deadline;
+                let reduced = reduce::reduce(&mut tight, self.on, &mut self.removed, &stop);
+                self.statistics.spend(Phase::Reduce, clock.elapsed().as_secs_f64());
+                if reduced.is_err() {
+                    return Ok(Outcome { found: best, bound: Total::MAX });
+                }
+                let (next, undo) = tight.compact();
+                tight = next;
+                undos.push(undo);
+                let after: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
+                shrinks = after * 50 < before * 49;
+                rises |= shrinks;
+            }
+            if entries > MEDIUM_ENTRIES && (round + 1).is_power_of_two() && !self.out() {
+                let clock = Instant::now();
+                let until = clock + self.left().mul_f64(0.2);
+                share = (2 * share).min(40);
+                let choice = dive::dive(self, &tight, lower(now, outer), share, until).map(|c| expand(&undos, c));
+                if let Some(choice) = choice
+                    && let Some(cost) = g.objective(&choice)
+                    && best.as_ref().is_none_or(|(c, _)| cost < *c)
+                {
+                    best = Some((cost, choice));
+                }
+                self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
+            }
+            if self.out() {
                 return Ok(Outcome { found: best, bound });
             }
             round += 1;
-            let clock = Instant::now();
-            let before: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
-            let reduced = reduce::reduce(&mut tight, self.on, &mut self.removed);
-            self.statistics.spend(Phase::Reduce, clock.elapsed().as_secs_f64());
-            if reduced.is_err() {
-                return Ok(Outcome { found: best, bound: Total::MAX });
+            let entries: usize = tight.edges.iter().map(|e| e.m.len()).sum();
+            if entries <= MEDIUM_ENTRIES && (!shrinks || round >= 8) {
+                break;
             }
-            let (next, undo) = tight.compact();
-            tight = next;
-            undos.push(undo);
-            let after: usize = tight.nodes.iter().map(|n| n.costs.len()).sum();
-            if after * 50 < before * 49 && round < 8 {
-                continue;
-            }
-            break;
         }
         let cutoff = lower(best.as_ref().map(|b| b.0), outer);
         let entries: usize = tight.edges.iter().map(|e| e.m.len()).sum();
@@ -319,7 +370,7 @@ impl Solver<'_> {
             self.budget = u64::MAX;
             bound = bound.max(out.bound);
             if let Some((cost, choice)) = out.found {
-                best = Some((cost, undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))));
+                best = Some((cost, expand(&undos, choice)));
             }
             if !gave_up {
                 return Ok(Outcome { found: best, bound });
@@ -333,15 +384,21 @@ impl Solver<'_> {
             if let Some((cost, choice)) = out
                 && best.as_ref().is_none_or(|(c, _)| cost < *c)
             {
-                best = Some((cost, undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))));
+                best = Some((cost, expand(&undos, choice)));
             }
             if self.closed(lower(best.as_ref().map(|b| b.0), outer), bound) {
                 return Ok(Outcome { found: best, bound });
             }
         }
-        if let Some(best) = &mut best {
+        if let (Some(base), Some(best)) = (&base, &mut best) {
             let clock = Instant::now();
-            self.improve(&g, &prices, best, self.deadline);
+            let work = (2 * ASCENT * base.edges.iter().map(|e| e.m.len()).sum::<usize>()).max(1) as u64;
+            let (until, threads) = (self.deadline, self.options.threads);
+            while !self.closed(lower(Some(best.0), outer), bound) && !self.out() {
+                if neighbourhood::improve(self, &mut places, base, best, until, Some(work), threads) {
+                    break;
+                }
+            }
             self.statistics.spend(Phase::Search, clock.elapsed().as_secs_f64());
         }
         Ok(Outcome { found: best, bound })
@@ -352,40 +409,6 @@ impl Solver<'_> {
         cutoff.is_some_and(|c| {
             bound >= c || (c.saturating_sub(bound)) as f64 <= self.options.relative_gap * c.abs() as f64
         })
-    }
-
-    /// Solves neighbourhoods of the best choice exactly, until a moment.
-    fn improve(&mut self, g: &Graph, prices: &[f64], best: &mut (Total, Vec<usize>), until: Instant) {
-        let deadline = self.deadline;
-        self.deadline = until.min(deadline);
-        let mut index = vec![usize::MAX; g.nodes.len()];
-        let mut base = g.clone();
-        base.prices = prices.to_vec();
-        base.step = 0.02;
-        let mut size = 12.0f64;
-        let mut slack = base.slack(&best.1);
-        let mut idle = 0;
-        while Instant::now() < self.deadline && !self.options.interrupted() {
-            let nodes = search::pick_nodes(&base, &slack, size as usize, &mut self.random);
-            let whole = nodes.len() == base.nodes.len();
-            let sub = search::neighbourhood(&base, &best.1, &slack, &nodes, &mut index);
-            let now = search::cost_around(&base, &best.1, &nodes, &mut index);
-            (self.budget, self.gave_up) = (NEIGHBOURHOOD_BUDGET, false);
-            let out = self.branch(sub, Some(now), 1);
-            size = (size * if self.gave_up { 0.93 } else { 1.03 }).clamp(4.0, 400.0);
-            idle += 1;
-            if let Some((cost, choice)) = out.found {
-                nodes.iter().zip(choice).for_each(|(&node, c)| best.1[node] = c);
-                best.0 += cost - now;
-                slack = base.slack(&best.1);
-                idle = 0;
-            }
-            if whole && !self.gave_up || idle > 40 * base.nodes.len() {
-                break;
-            }
-        }
-        self.deadline = deadline;
-        (self.budget, self.gave_up) = (u64::MAX, false);
     }
 
     /// Asks HiGHS for a choice below the cut-off.
@@ -399,6 +422,64 @@ impl Solver<'_> {
         let bound = answer.bound.map_or(Total::MAX, |b| b + g.constant);
         Ok((found, bound))
     }
+}
+
+/// How long to raise a bound.
+struct Effort {
+    iterations: usize,
+    stall: f64,
+}
+
+/// What an ascent leaves besides messages and multipliers.
+struct Raised {
+    step: f64,
+    /// The best choice met on the way.
+    choice: Option<Vec<usize>>,
+    iterations: usize,
+}
+
+/// Raises the bound of a graph, and rounds to choices on the way: they differ as multipliers move.
+fn raise(
+    model: &Model,
+    g: &Graph,
+    dual: &mut Dual,
+    effort: &Effort,
+    cutoff: Option<Total>,
+    until: Instant,
+    options: &Options,
+) -> Raised {
+    let mut rounded: Option<(Total, Vec<usize>)> = None;
+    let mut done = 0;
+    let mut watch = |iteration: usize, dual: &Dual| {
+        done = iteration + 1;
+        if Instant::now() >= until || options.interrupted() {
+            return Watch::Stop;
+        }
+        // Rounding costs about as much as a pass.
+        if iteration % 16 != 15 {
+            return Watch::Continue;
+        }
+        let mut choice = model.round(g, dual, iteration % 32 < 16);
+        // Repairing an infeasible choice of a large graph takes longer than the next rounding.
+        if g.objective(&choice).is_some() {
+            search::descend(g, &mut choice, || Instant::now() >= until);
+        }
+        match g.objective(&choice) {
+            Some(cost) if rounded.as_ref().is_none_or(|(c, _)| cost < *c) => {
+                rounded = Some((cost, choice));
+                Watch::Target(cost as f64)
+            }
+            _ => Watch::Continue,
+        }
+    };
+    let target = cutoff.map(|c| c as f64);
+    let step = dual::ascend(model, g, dual, effort.iterations, effort.stall, target, &mut watch);
+    Raised { step, choice: rounded.map(|(_, choice)| choice), iterations: done }
+}
+
+/// A choice of a graph that was reduced several times, carried back to the first.
+fn expand(undos: &[Undo], choice: Vec<usize>) -> Vec<usize> {
+    undos.iter().rev().fold(choice, |c, undo| undo.expand(&c))
 }
 
 /// The lower of two limits.

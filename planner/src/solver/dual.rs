@@ -48,6 +48,15 @@ pub(crate) struct Dual {
     pub(crate) prices: Vec<f64>,
 }
 
+#[cfg(test)]
+impl Dual {
+    /// Adds to all messages, and to multipliers as far as they stay above zero.
+    pub(crate) fn disturb(&mut self, mut by: impl FnMut() -> f64) {
+        self.messages.iter_mut().for_each(|m| *m += by());
+        self.prices.iter_mut().for_each(|p| *p = (*p + by()).max(0.0));
+    }
+}
+
 impl Model {
     pub(crate) fn new(g: &Graph) -> (Model, Dual) {
         let mut first = vec![0];
@@ -83,14 +92,14 @@ impl Model {
         (model, Dual { messages: vec![0.0; at_message], prices: g.prices.clone() })
     }
 
-    /// Cost of each strategy of a node at the multipliers' cumulated sums, without messages.
+    /// Appends the cost of each strategy of a node at the multipliers' cumulated sums, without messages.
     fn priced(&self, g: &Graph, cumulated: &[f64], node: usize, out: &mut Vec<f64>) {
-        out.clear();
+        let at = out.len();
         out.extend_from_slice(&self.costs[self.first[node]..self.first[node + 1]]);
         for s in &g.nodes[node].segments {
             let price = cumulated[s.to] - cumulated[s.from];
             if price != 0.0 {
-                out.iter_mut().zip(&s.amounts).for_each(|(c, &a)| *c += price * a as f64);
+                out[at..].iter_mut().zip(&s.amounts).for_each(|(c, &a)| *c += price * a as f64);
             }
         }
     }
@@ -111,35 +120,42 @@ impl Model {
         }
     }
 
-    /// One pass, forward or backward. Gives the bound it reached (without the limits' part), and the cheapest strategy per node.
-    fn pass(&self, g: &Graph, dual: &mut Dual, forward: bool, picks: &mut [usize]) -> f64 {
-        let cumulated = cumulate(&dual.prices);
-        let messages = &mut dual.messages;
+    /// One pass, forward or backward, with node costs at the multipliers. Gives the bound it reached (without the limits' part), and
+    /// the cheapest strategy per node. The pass before left nothing to pull from edges ahead: only the `first` looks at them.
+    fn pass(&self, priced: &[f64], messages: &mut [f64], forward: bool, first: bool, picks: &mut [usize]) -> f64 {
         let mut sum = 0.0;
         let mut total = vec![];
         let mut pulled = vec![];
         for step in 0..self.order.len() {
             let node = self.order[if forward { step } else { self.order.len() - 1 - step }] as usize;
-            self.priced(g, &cumulated, node, &mut total);
+            total.clear();
+            total.extend_from_slice(&priced[self.first[node]..self.first[node + 1]]);
             let (mut ahead, mut behind) = (0, 0);
             for &(e, is_u) in &self.incident[node] {
                 let edge = &self.edges[e as usize];
-                self.pull(edge, is_u, messages, &mut pulled);
                 let own = if is_u { edge.mu } else { edge.mv };
-                messages[own..own + pulled.len()].copy_from_slice(&pulled);
-                total.iter_mut().zip(&pulled).for_each(|(t, p)| *t += p);
                 let other = if is_u { edge.v } else { edge.u };
-                if (self.place[other] > self.place[node]) == forward {
+                let is_ahead = (self.place[other] > self.place[node]) == forward;
+                if is_ahead {
                     ahead += 1;
                 } else {
                     behind += 1;
                 }
+                if first || !is_ahead {
+                    self.pull(edge, is_u, messages, &mut pulled);
+                    messages[own..own + pulled.len()].copy_from_slice(&pulled);
+                }
+                total.iter_mut().zip(&messages[own..]).for_each(|(t, m)| *t += m);
             }
             let (mut pick, mut least) = (0, f64::INFINITY);
             for (k, &t) in total.iter().enumerate() {
                 if t < least {
                     (pick, least) = (k, t);
                 }
+            }
+            if least == f64::INFINITY {
+                // Every strategy is forbidden by an edge: there is no choice.
+                return least;
             }
             picks[node] = pick;
             sum += least;
@@ -159,15 +175,20 @@ impl Model {
         sum
     }
 
+    /// Where each node comes in passes.
+    pub(crate) fn places(&self) -> Vec<u32> {
+        self.place.clone()
+    }
+
     /// A choice by going through the nodes once: cheapest given what is chosen, what the rest can give, and what still fits.
     pub(crate) fn round(&self, g: &Graph, dual: &Dual, forward: bool) -> Vec<usize> {
         let cumulated = cumulate(&dual.prices);
         let mut choice = vec![usize::MAX; self.order.len()];
         let mut slack = g.limits.clone();
-        let mut total = vec![];
-        let mut pulled = vec![];
+        let (mut total, mut pulled, mut room) = (vec![], vec![], vec![]);
         for step in 0..self.order.len() {
             let node = self.order[if forward { step } else { self.order.len() - 1 - step }] as usize;
+            total.clear();
             self.priced(g, &cumulated, node, &mut total);
             for &(e, is_u) in &self.incident[node] {
                 let edge = &self.edges[e as usize];
@@ -182,12 +203,10 @@ impl Model {
                 }
             }
             let segments = &g.nodes[node].segments;
-            let over = |k: usize| -> i64 {
-                segments
-                    .iter()
-                    .map(|s| slack[s.from..s.to].iter().map(|&l| (s.amounts[k] - l.max(0)).max(0)).max().unwrap_or(0))
-                    .sum()
-            };
+            room.clear();
+            room.extend(segments.iter().map(|s| slack[s.from..s.to].iter().copied().min().unwrap_or(0).max(0)));
+            let over =
+                |k: usize| -> i64 { segments.iter().zip(&room).map(|(s, &room)| (s.amounts[k] - room).max(0)).sum() };
             let pick = if segments.is_empty() {
                 (0..total.len()).min_by(|&a, &b| total[a].total_cmp(&total[b]))
             } else {
@@ -198,7 +217,8 @@ impl Model {
                         .then(total[a].total_cmp(&total[b]))
                 })
             }
-            .expect("nodes have strategies");
+            // Every node has a strategy: the model asks for one and reductions never drop the last.
+            .unwrap_or(0);
             choice[node] = pick;
             for s in segments {
                 slack[s.from..s.to].iter_mut().for_each(|l| *l -= s.amounts[pick]);
@@ -282,11 +302,13 @@ pub(crate) fn ascend(
     g: &Graph,
     dual: &mut Dual,
     iterations: usize,
+    stall: f64,
     mut target: Option<f64>,
     watch: &mut dyn FnMut(usize, &Dual) -> Watch,
 ) -> f64 {
     let rows = g.limits.len();
     let mut picks = vec![0; g.nodes.len()];
+    let mut priced = vec![];
     let mut best = f64::NEG_INFINITY;
     let mut best_state = dual.clone();
     // The volume method (F. Barahona and R. Anbil, 2000): steps start from the best multipliers, along the excess of an
@@ -297,10 +319,18 @@ pub(crate) fn ascend(
     let mut last_check = f64::NEG_INFINITY;
     let mut restart = false;
     for iteration in 0..iterations {
-        model.pass(g, dual, true, &mut picks);
-        let sum = model.pass(g, dual, false, &mut picks);
+        let cumulated = cumulate(&dual.prices);
+        priced.clear();
+        for node in 0..g.nodes.len() {
+            model.priced(g, &cumulated, node, &mut priced);
+        }
+        model.pass(&priced, &mut dual.messages, true, iteration == 0, &mut picks);
+        let sum = model.pass(&priced, &mut dual.messages, false, false, &mut picks);
         let paid: f64 = dual.prices.iter().zip(&g.limits).map(|(p, &l)| p * l as f64).sum();
         let bound = g.constant as f64 + sum - paid;
+        if bound == f64::INFINITY {
+            break;
+        }
         if bound > best {
             best = bound;
             best_state.clone_from(dual);
@@ -328,7 +358,7 @@ pub(crate) fn ascend(
         let patience = if rows == 0 { 10 } else { 40 };
         if iteration % patience == patience - 1 {
             let reach = target.map_or(best.abs(), |t| (t - best).abs());
-            if best - last_check <= 3e-3 * reach + 1e-10 * best.abs() {
+            if best - last_check <= stall * reach + 1e-10 * best.abs() {
                 break;
             }
             last_check = best;
@@ -429,7 +459,7 @@ pub(crate) fn certify(model: &Model, g: &mut Graph, dual: &Dual, cutoff: Option<
     }
     // From here on nothing is negative: what a strategy or pair costs more than the bound is a bound on what it costs at least.
     for p in &mut potentials {
-        let least = *p.iter().min().expect("nodes have strategies");
+        let least = p.iter().copied().min().unwrap_or(0);
         bound += Total::from(least);
         p.iter_mut().for_each(|x| *x -= least);
     }
@@ -461,7 +491,7 @@ pub(crate) fn certify(model: &Model, g: &mut Graph, dual: &Dual, cutoff: Option<
                     behind += 1;
                 }
             }
-            let least = *own.iter().min().expect("nodes have strategies");
+            let least = own.iter().copied().min().unwrap_or(0);
             bound += Total::from(least);
             for (p, d) in own.iter_mut().zip(&mut drop[node]) {
                 *p -= least;

@@ -83,6 +83,18 @@ pub(crate) struct Undo {
 }
 
 impl Undo {
+    /// The choice of what is left after reduction that comes nearest to one of every node before: where a strategy was dropped,
+    /// the first that was kept.
+    pub(crate) fn project(&self, choice: &[usize]) -> Vec<usize> {
+        let mut out = choice.to_vec();
+        for step in &self.steps {
+            if let Step::Shrink { node, kept } = step {
+                out[*node] = kept.iter().position(|&k| k as usize == out[*node]).unwrap_or(0);
+            }
+        }
+        self.nodes.iter().map(|&node| out[node]).collect()
+    }
+
     /// The choice of every node before reduction.
     pub(crate) fn expand(&self, choice: &[usize]) -> Vec<usize> {
         let mut out = vec![0; self.before];
@@ -163,32 +175,27 @@ impl Graph {
                 g.add_edge(e.u, e.v, e.costs.costs().to_vec());
             }
         }
+        // The node that each was merged into, itself at first.
+        let mut into: Vec<usize> = (0..g.nodes.len()).collect();
+        let follow = |into: &[usize], mut node: usize| {
+            while into[node] != node {
+                node = into[node];
+            }
+            node
+        };
         for group in &problem.groups {
-            for &node in group.iter().skip(1) {
-                // A node may have been merged by an earlier group: follow to where it went.
-                let (leader, node) = (g.leader(group[0]), g.leader(node));
+            let [first, rest @ ..] = &group[..] else { continue };
+            for &node in rest {
+                // Either may have been merged by an earlier group.
+                let (leader, node) = (follow(&into, *first), follow(&into, node));
                 if leader != node {
                     let map = (0..g.nodes[leader].costs.len() as u32).collect();
                     g.merge(node, leader, map);
+                    into[node] = leader;
                 }
             }
         }
         g
-    }
-
-    /// The node that a node was merged into with equal strategies.
-    fn leader(&self, mut node: usize) -> usize {
-        while !self.nodes[node].alive {
-            node = self
-                .steps
-                .iter()
-                .find_map(|s| match s {
-                    Step::Follow { node: n, leader, .. } if *n == node => Some(*leader),
-                    _ => None,
-                })
-                .expect("only merging removes nodes here");
-        }
-        node
     }
 
     /// Adds an edge, or adds to the one between these nodes. The matrix is row-major over `u`.
@@ -221,8 +228,9 @@ impl Graph {
         self.pairs.remove(&(u.min(v), u.max(v)));
         for node in [u, v] {
             let list = &mut self.nodes[node].edges;
-            let at = list.iter().position(|&x| x == e).expect("alive edges are listed at both ends");
-            list.swap_remove(at);
+            if let Some(at) = list.iter().position(|&x| x == e) {
+                list.swap_remove(at);
+            }
         }
     }
 
@@ -261,8 +269,9 @@ impl Graph {
         self.steps.push(Step::Follow { node, leader, map });
     }
 
-    /// Keeps only some strategies of a node, in the given order.
+    /// Keeps only some strategies of a node, at least one, in the given order.
     pub(crate) fn shrink(&mut self, node: usize, kept: Vec<u32>) {
+        debug_assert!(!kept.is_empty());
         let n = &mut self.nodes[node];
         n.costs = kept.iter().map(|&k| n.costs[k as usize]).collect();
         for s in &mut n.segments {
@@ -316,7 +325,7 @@ impl Graph {
                 at += 1;
             }
             let Some(&(next, _, _)) = events.get(at) else { break };
-            let least = *sum.iter().min().expect("nodes have strategies");
+            let least = sum.iter().copied().min().unwrap_or(0);
             if least != 0 {
                 self.consume(row, next, least);
             }

@@ -99,7 +99,7 @@ fn usage_row(problem: &Problem, row: usize) -> Cut {
     let mut by_node = amounts(problem, row);
     let mut divisor = 0i64;
     for (_, amounts) in &mut by_node {
-        let least = *amounts.iter().min().expect("nodes have strategies");
+        let least = amounts.iter().copied().min().unwrap_or(0);
         limit -= least;
         for a in amounts {
             *a -= least;

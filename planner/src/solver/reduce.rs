@@ -13,6 +13,9 @@ use std::collections::VecDeque;
 const FILL: usize = 2;
 const SMALL_FILL: usize = 256;
 
+/// Nodes visited between two looks at the clock.
+const VISITS: usize = 64;
+
 /// What was removed, by reduction.
 pub(crate) type Removed = Vec<(&'static str, u64)>;
 
@@ -32,15 +35,26 @@ struct Work<'a> {
     /// Nodes to try domination on.
     stale: Vec<bool>,
     removed: &'a mut Removed,
+    stop: &'a dyn Fn() -> bool,
+    visits: usize,
+    stopped: bool,
 }
 
-/// Reduces in place. The graph is settled afterwards.
-pub(crate) fn reduce(g: &mut Graph, on: Reductions, removed: &mut Removed) -> Result<(), Infeasible> {
+/// Reduces in place. The graph is settled afterwards, and no strategy is forbidden by itself.
+///
+/// When `stop` says so, what is left of the work is left out: every single reduction is exact.
+pub(crate) fn reduce(
+    g: &mut Graph,
+    on: Reductions,
+    removed: &mut Removed,
+    stop: &dyn Fn() -> bool,
+) -> Result<(), Infeasible> {
     let n = g.nodes.len();
     let queue = (0..n).filter(|&k| g.nodes[k].alive).collect();
-    let mut w = Work { g, on, queue, queued: vec![true; n], stale: vec![true; n], removed };
+    let mut w =
+        Work { g, on, queue, queued: vec![true; n], stale: vec![true; n], removed, stop, visits: 0, stopped: false };
     w.forbidden()?;
-    loop {
+    while !w.stops() {
         w.drain()?;
         w.g.settle()?;
         let mut progress = false;
@@ -68,10 +82,19 @@ pub(crate) fn reduce(g: &mut Graph, on: Reductions, removed: &mut Removed) -> Re
             break;
         }
     }
+    // Work that was stopped may leave forbidden strategies at nodes still queued.
+    w.forbidden()?;
     w.g.settle()
 }
 
 impl Work<'_> {
+    /// Whether to stop; the clock is read only now and then.
+    fn stops(&mut self) -> bool {
+        self.visits += 1;
+        self.stopped |= self.visits % VISITS == 0 && (self.stop)();
+        self.stopped
+    }
+
     fn touch(&mut self, node: usize) {
         self.stale[node] = true;
         if !self.queued[node] {
@@ -115,6 +138,9 @@ impl Work<'_> {
 
     fn drain(&mut self) -> Result<(), Infeasible> {
         while let Some(node) = self.queue.pop_front() {
+            if self.stops() {
+                break;
+            }
             self.queued[node] = false;
             if self.g.nodes[node].alive {
                 self.visit(node)?;
@@ -180,7 +206,7 @@ impl Work<'_> {
         let (u, v, cols) = (edge.u, edge.v, edge.cols);
         let mut changed_u = false;
         for (row, cost) in edge.m.chunks_mut(cols).zip(&mut g.nodes[u].costs) {
-            let least = *row.iter().min().expect("nodes have strategies");
+            let least = row.iter().copied().min().unwrap_or(FORBIDDEN);
             if least == FORBIDDEN {
                 *cost = FORBIDDEN;
                 changed_u = true;
@@ -303,10 +329,8 @@ impl Work<'_> {
         let size = g.nodes[node].costs.len();
         match degree {
             0 if free => {
-                let best = (0..size).min_by_key(|&k| g.nodes[node].costs[k]).expect("nodes have strategies");
-                if g.nodes[node].costs[best] == FORBIDDEN {
-                    return Err(Infeasible);
-                }
+                let best = (0..size).min_by_key(|&k| g.nodes[node].costs[k]);
+                let best = best.filter(|&k| g.nodes[node].costs[k] != FORBIDDEN).ok_or(Infeasible)?;
                 self.take(node, best);
                 count(self.removed, "nodes of degree 0", 1);
             }
@@ -325,7 +349,7 @@ impl Work<'_> {
                             let (ca, cb) = (cost(a, j), cost(b, j));
                             if cb < ca || (cb == ca && !free && lighter(b, a) && !lighter(a, b)) { b } else { a }
                         })
-                        .expect("nodes have strategies");
+                        .ok_or(Infeasible)?;
                     if !free && !(0..size).all(|i| cost(i, j) == FORBIDDEN || lighter(best, i)) {
                         return Ok(());
                     }
@@ -407,6 +431,9 @@ impl Work<'_> {
         for node in 0..self.g.nodes.len() {
             if !self.g.nodes[node].alive || !std::mem::take(&mut self.stale[node]) {
                 continue;
+            }
+            if self.stops() {
+                return false;
             }
             let kept = undominated(self.g, node);
             let size = self.g.nodes[node].costs.len();

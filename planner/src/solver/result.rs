@@ -168,7 +168,8 @@ impl Solution {
     }
 }
 
-/// Constraints that cannot hold together; dropping any one of them leaves a set that can.
+/// Constraints that cannot hold together; dropping any one of them leaves a set that can. It is a single one where one conflicts by
+/// itself; a larger conflict is irreducible, though there may be another of fewer members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conflict {
     /// Rows whose limits take part.

@@ -14,7 +14,7 @@ impl RangeMin {
         let mut levels = vec![values.to_vec()];
         let mut width = 1;
         while 2 * width <= values.len() {
-            let last = levels.last().expect("starts with one level");
+            let Some(last) = levels.last() else { break };
             levels.push((0..=values.len() - 2 * width).map(|k| last[k].min(last[k + width])).collect());
             width *= 2;
         }
@@ -45,7 +45,7 @@ pub(crate) fn compress(g: &mut Graph, removed: &mut Removed) -> (Vec<usize>, Vec
     let mut events: Vec<(usize, usize, usize, bool)> = vec![];
     for (node, n) in g.nodes.iter().enumerate().filter(|(_, n)| n.alive) {
         for (k, s) in n.segments.iter().enumerate() {
-            let top = *s.amounts.iter().max().expect("nodes have strategies");
+            let top = s.amounts.iter().copied().max().unwrap_or(0);
             most[s.from] += top;
             most[s.to] -= top;
             events.push((s.from, node, k, true));
@@ -69,7 +69,7 @@ pub(crate) fn compress(g: &mut Graph, removed: &mut Removed) -> (Vec<usize>, Vec
     let mut keep = vec![false; blocks];
     for (b, &from) in starts.iter().enumerate() {
         let to = starts.get(b + 1).copied().unwrap_or(rows);
-        limit[b] = *g.limits[from..to].iter().min().expect("blocks have rows");
+        limit[b] = g.limits[from..to].iter().copied().min().unwrap_or(i64::MAX);
         keep[b] = most[from] > limit[b];
     }
     let mut implied_by: Vec<usize> = (0..blocks).collect();

@@ -1,8 +1,7 @@
-//! Local search on a compact, settled graph: exchanges of one node, and neighbourhoods cut out to be solved exactly.
+//! Local search on a compact, settled graph by exchanges of one node.
 
-use super::graph::{GNode, Graph, plus};
-use super::problem::{FORBIDDEN, Total};
-use super::random::Random;
+use super::graph::Graph;
+use super::problem::FORBIDDEN;
 
 /// Cost of each strategy of a node with its neighbours' present choices: (forbidden parts, sum of the rest).
 fn local_costs(g: &Graph, choice: &[usize], node: usize) -> Vec<(u32, i64)> {
@@ -27,13 +26,16 @@ fn local_costs(g: &Graph, choice: &[usize], node: usize) -> Vec<(u32, i64)> {
 pub(crate) fn descend(g: &Graph, choice: &mut [usize], mut stop: impl FnMut() -> bool) -> bool {
     let mut slack = g.slack(choice);
     let mut fresh: Vec<bool> = vec![true; g.nodes.len()];
+    let mut room = vec![];
     for _ in 0..50 {
         let mut moved = false;
         for node in 0..g.nodes.len() {
             if node % 64 == 63 && stop() {
                 break;
             }
-            let over_now = g.nodes[node].segments.iter().any(|s| slack[s.from..s.to].iter().any(|&l| l < 0));
+            room.clear();
+            room.extend(g.nodes[node].segments.iter().map(|s| slack[s.from..s.to].iter().copied().min().unwrap_or(0)));
+            let over_now = room.iter().any(|&l| l < 0);
             if !std::mem::take(&mut fresh[node]) && !over_now {
                 continue;
             }
@@ -42,6 +44,9 @@ pub(crate) fn descend(g: &Graph, choice: &mut [usize], mut stop: impl FnMut() ->
             let segments = &g.nodes[node].segments;
             // Overflow, summed over rows, if the node took strategy k.
             let over = |k: usize| -> i64 {
+                if segments.iter().zip(&room).all(|(s, &room)| s.amounts[k] - s.amounts[old] <= room) {
+                    return 0;
+                }
                 segments
                     .iter()
                     .map(|s| {
@@ -54,6 +59,7 @@ pub(crate) fn descend(g: &Graph, choice: &mut [usize], mut stop: impl FnMut() ->
             let mut best = (now, old);
             for k in 0..costs.len() {
                 if k != old && (costs[k].0, costs[k].1) < (costs[old].0, costs[old].1) || now.1 > 0 {
+                    // Without overflow now, none may come.
                     let then = (costs[k].0, over(k), costs[k].1);
                     if then < best.0 {
                         best = (then, k);
@@ -79,103 +85,4 @@ pub(crate) fn descend(g: &Graph, choice: &mut [usize], mut stop: impl FnMut() ->
         }
     }
     g.objective(choice).is_some()
-}
-
-/// The problem of choosing anew for some nodes while the others keep their choice. Its objective leaves out what they cost.
-pub(crate) fn neighbourhood(g: &Graph, choice: &[usize], slack: &[i64], nodes: &[usize], index: &mut [usize]) -> Graph {
-    let mut limits = slack.to_vec();
-    for (k, &node) in nodes.iter().enumerate() {
-        index[node] = k;
-        for s in &g.nodes[node].segments {
-            let amount = s.amounts[choice[node]];
-            limits[s.from..s.to].iter_mut().for_each(|l| *l += amount);
-        }
-    }
-    let mut sub = Graph {
-        constant: 0,
-        nodes: nodes.iter().map(|&node| GNode { edges: vec![], ..g.nodes[node].clone() }).collect(),
-        edges: vec![],
-        pending: vec![0; limits.len() + 1],
-        limits,
-        prices: g.prices.clone(),
-        step: g.step,
-        pairs: Default::default(),
-        steps: vec![],
-    };
-    for &node in nodes {
-        for &e in &g.nodes[node].edges {
-            let edge = &g.edges[e];
-            let other = edge.other(node);
-            if index[other] == usize::MAX {
-                for (k, c) in sub.nodes[index[node]].costs.iter_mut().enumerate() {
-                    *c = plus(*c, edge.at(node, k, choice[other]));
-                }
-            } else if edge.u == node {
-                sub.add_edge(index[node], index[other], edge.m.clone());
-            }
-        }
-    }
-    for &node in nodes {
-        index[node] = usize::MAX;
-    }
-    sub
-}
-
-/// Picks nodes to choose anew: those around a random node, or users of a random full row and what is around them.
-pub(crate) fn pick_nodes(g: &Graph, slack: &[i64], size: usize, random: &mut Random) -> Vec<usize> {
-    let n = g.nodes.len();
-    let mut picked: Vec<usize> = vec![];
-    let mut seen = vec![false; n];
-    let push = |node: usize, picked: &mut Vec<usize>, seen: &mut Vec<bool>| {
-        if !std::mem::replace(&mut seen[node], true) {
-            picked.push(node);
-        }
-    };
-    if !slack.is_empty() && random.below(3) == 0 {
-        // Of a few random rows the fullest.
-        let row = (0..8).map(|_| random.below(slack.len())).min_by_key(|&r| slack[r]).expect("eight rows");
-        let users: Vec<usize> =
-            (0..n).filter(|&k| g.nodes[k].segments.iter().any(|s| s.from <= row && row < s.to)).collect();
-        if !users.is_empty() {
-            for _ in 0..(size / 3).max(2) {
-                push(users[random.below(users.len())], &mut picked, &mut seen);
-            }
-        }
-    }
-    if picked.is_empty() {
-        push(random.below(n), &mut picked, &mut seen);
-    }
-    let mut at = 0;
-    while at < picked.len() && picked.len() < size {
-        let edges = &g.nodes[picked[at]].edges;
-        let skip = if edges.is_empty() { 0 } else { random.below(edges.len()) };
-        for k in 0..edges.len() {
-            let other = g.edges[edges[(k + skip) % edges.len()]].other(picked[at]);
-            if picked.len() < size {
-                push(other, &mut picked, &mut seen);
-            }
-        }
-        at += 1;
-        if at == picked.len() && picked.len() < size && picked.len() < n && random.below(4) != 0 {
-            push(random.below(n), &mut picked, &mut seen);
-        }
-    }
-    picked
-}
-
-/// The cost of the nodes in question and all their edges, under a feasible choice.
-pub(crate) fn cost_around(g: &Graph, choice: &[usize], nodes: &[usize], index: &mut [usize]) -> Total {
-    nodes.iter().for_each(|&n| index[n] = 0);
-    let mut total: Total = 0;
-    for &node in nodes {
-        total += Total::from(g.nodes[node].costs[choice[node]]);
-        for &e in &g.nodes[node].edges {
-            let edge = &g.edges[e];
-            if edge.u == node || index[edge.u] == usize::MAX {
-                total += Total::from(edge.m[choice[edge.u] * edge.cols + choice[edge.v]]);
-            }
-        }
-    }
-    nodes.iter().for_each(|&n| index[n] = usize::MAX);
-    total
 }

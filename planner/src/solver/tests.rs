@@ -144,3 +144,253 @@ fn malformed_problems_say_where() {
     p.set_warm_start(vec![1]);
     assert!(matches!(solve(&p, &Options::default()), Err(SolveError::Malformed(_))));
 }
+
+/// A grid of nodes with a few rows: too large for branch and bound at once.
+fn grid(side: usize, strategies: usize, seed: u64) -> Problem {
+    let mut r = random::Random(seed);
+    let mut p = Problem::integers();
+    for _ in 0..side * side {
+        p.add_node_quanta((0..strategies).map(|_| r.below(1000) as i64).collect());
+    }
+    for k in 0..side * side {
+        let right = (k % side + 1 < side).then_some(k + 1);
+        let below = (k + side < side * side).then_some(k + side);
+        for other in [right, below].into_iter().flatten() {
+            let m = Matrix::from_fn(strategies, strategies, |i, j| if i == j { 0 } else { r.below(600) as i64 });
+            p.add_edge_quanta(k, other, std::sync::Arc::new(m));
+        }
+    }
+    let rows = 6;
+    for _ in 0..rows {
+        p.add_row(side as i64 * side as i64 * 20);
+    }
+    for k in 0..side * side {
+        let from = r.below(rows);
+        let amounts: Vec<i64> = (0..strategies).map(|_| r.below(100) as i64).collect();
+        p.add_usage(k, from..from + 1 + r.below(rows - from), amounts);
+    }
+    p
+}
+
+#[test]
+fn results_are_equal_for_every_thread_count() {
+    let small = (0..150).map(|seed| random_problem(seed, 8, 4));
+    for (k, p) in small.chain([grid(24, 9, 1)]).enumerate() {
+        let with = |threads| {
+            // The gap ends the large one, not the limit of time.
+            let time_limit = Duration::from_secs(600);
+            let options =
+                Options { threads, relative_gap: 0.08, method: Method::WithoutIlp, time_limit, ..Options::default() };
+            let s = solve(&p, &options).map_err(|e| e.to_string())?;
+            Ok::<_, String>((s.choice, s.objective, s.bound, s.statistics.branches))
+        };
+        let one = with(1);
+        for threads in 2..=4 {
+            assert_eq!(with(threads), one, "problem {k} with {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn neighbourhoods_find_the_same_on_every_number_of_threads() {
+    let (g, undo) = reduced(&grid(20, 8, 3), Reductions::ALL);
+    let mut start = vec![0; g.nodes.len()];
+    assert!(search::descend(&g, &mut start, || false), "the start is feasible");
+    let improved = |threads: usize| {
+        let options = Options::default();
+        let mut solver = exact::Solver::new(&options, std::time::Instant::now() + Duration::from_secs(600));
+        let mut best = (g.objective(&start).expect("feasible"), start.clone());
+        let mut places = neighbourhood::Places::new(g.nodes.len());
+        let until = solver.deadline;
+        neighbourhood::improve(&mut solver, &mut places, &g, &mut best, until, Some(20_000_000), threads);
+        assert_eq!(g.objective(&best.1), Some(best.0), "the cost kept is that of the choice");
+        (best.0, undo.expand(&best.1))
+    };
+    let one = improved(1);
+    assert!(Some(one.0) < g.objective(&start), "something is found");
+    assert_eq!(improved(2), one);
+    assert_eq!(improved(3), one);
+}
+
+/// The working form after some reductions.
+fn reduced(p: &Problem, on: Reductions) -> (graph::Graph, graph::Undo) {
+    let mut g = graph::Graph::new(p);
+    reduce::reduce(&mut g, Reductions { consistency: true, ..on }, &mut vec![], &|| false).expect("feasible");
+    g.compact()
+}
+
+#[test]
+fn undone_choices_cost_and_fit_as_the_reduced_ones_do() {
+    let (mut seen, mut random) = (0, random::Random(5));
+    for seed in 0..600 {
+        let p = random_problem(seed, 7, 4);
+        if enumerate(&p).is_none() {
+            continue;
+        }
+        let (g, undo) = reduced(&p, Reductions::from_bits((seed % 128) as u32));
+        for _ in 0..20 {
+            let choice: Vec<usize> = g.nodes.iter().map(|n| random.below(n.costs.len())).collect();
+            if let Some(cost) = g.objective(&choice) {
+                seen += 1;
+                assert_eq!(p.objective(&undo.expand(&choice)), Some(cost), "seed {seed}");
+            }
+        }
+    }
+    assert!(seen > 1000, "only {seen} feasible choices");
+}
+
+#[test]
+fn a_stopped_reduction_loses_no_optimum() {
+    for seed in 0..200 {
+        let p = random_problem(seed, 6, 4);
+        let Some((cost, _)) = enumerate(&p) else { continue };
+        let mut g = graph::Graph::new(&p);
+        reduce::reduce(&mut g, Reductions::ALL, &mut vec![], &|| true).expect("feasible");
+        let (g, undo) = g.compact();
+        let rest = drive::to_problem(&g);
+        let (found, choice) = enumerate(&rest).expect("feasible");
+        assert_eq!((g.constant + found, p.objective(&undo.expand(&choice))), (cost, Some(cost)), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_short_limit_is_kept_and_gives_a_choice_with_its_gap() {
+    // No rows: any choice is feasible. Reducing alone takes longer than the limit.
+    let p = {
+        let mut p = grid(110, 12, 9);
+        p.usages.clear();
+        p.limits.clear();
+        p
+    };
+    for limit in [0.05, 0.5] {
+        let options = Options { time_limit: Duration::from_secs_f64(limit), ..Options::default() };
+        let clock = std::time::Instant::now();
+        let s = solve(&p, &options).expect("a choice");
+        let took = clock.elapsed().as_secs_f64();
+        assert!(took < limit + 3.0, "{took} s for a limit of {limit} s");
+        assert_eq!(p.objective(&s.choice), Some(s.objective));
+        assert!(s.bound <= s.objective);
+    }
+}
+
+#[test]
+fn an_interrupt_stops_before_the_limit() {
+    let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let options = Options { interrupt: Some(flag), ..Options::default() };
+    let clock = std::time::Instant::now();
+    let out = solve(&grid(60, 10, 2), &options);
+    assert!(matches!(out, Ok(_) | Err(SolveError::NoChoice { .. })), "{out:?}");
+    assert!(clock.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn a_warm_start_is_a_seed() {
+    let (mut with, mut without) = (0, 0);
+    for seed in 0..60 {
+        let mut p = random_problem(seed, 9, 4);
+        let Ok(plain) = solve(&p, &Options::default()) else { continue };
+        p.set_warm_start(plain.choice.clone());
+        let warm = solve(&p, &Options::default()).expect("feasible");
+        assert_eq!((warm.objective, warm.bound), (plain.objective, plain.bound), "seed {seed}");
+        without += plain.statistics.branches;
+        with += warm.statistics.branches;
+    }
+    assert!(with <= without, "{with} branches with the optimum known, {without} without");
+
+    // A large problem stopped at once is no worse than what it started from.
+    let mut p = grid(24, 9, 1);
+    let known = solve(&p, &Options { relative_gap: 0.08, method: Method::WithoutIlp, ..Options::default() }).unwrap();
+    p.set_warm_start(known.choice.clone());
+    let s = solve(&p, &Options { time_limit: Duration::from_millis(200), ..Options::default() }).unwrap();
+    assert!(s.objective <= known.objective);
+    // One of its choices is dropped by reductions, or forbidden: still only a hint.
+    p.set_warm_start(vec![8; 24 * 24]);
+    let s = solve(&p, &Options { time_limit: Duration::from_millis(500), ..Options::default() }).unwrap();
+    assert_eq!(p.objective(&s.choice), Some(s.objective));
+}
+
+/// Once strategies were dropped at potentials below zero, as if what a strategy costs above them were above the bound.
+#[test]
+fn potentials_below_zero_drop_no_optimum() {
+    let mut random = random::Random(11);
+    let mut checked = 0;
+    for seed in 0..400 {
+        let p = random_problem(seed, 6, 4);
+        let Some((cost, _)) = enumerate(&p) else { continue };
+        let (mut g, undo) = reduced(&p, Reductions { elimination: false, contraction: false, ..Reductions::ALL });
+        if g.nodes.is_empty() {
+            continue;
+        }
+        let (model, mut dual) = dual::Model::new(&g);
+        // Any messages and multipliers give a bound, however bad.
+        dual.disturb(|| random.below(2001) as f64 - 1000.0);
+        let certified = dual::certify(&model, &mut g, &dual, Some(cost + 1));
+        assert!(certified.bound <= cost, "seed {seed}: bound {} of {cost}", certified.bound);
+        let rest = drive::to_problem(&g);
+        let (found, choice) = enumerate(&rest).expect("the optimum is left");
+        assert_eq!(g.constant + found, cost, "seed {seed}");
+        assert_eq!(p.objective(&undo.expand(&choice)), Some(cost), "seed {seed}");
+        checked += 1;
+    }
+    assert!(checked > 100, "{checked}");
+}
+
+#[test]
+fn a_bound_is_never_above_the_optimum() {
+    for seed in 3000..3300 {
+        let p = random_problem(seed, 7, 4);
+        let Some((cost, _)) = enumerate(&p) else { continue };
+        let (mut g, _) = reduced(&p, Reductions::from_bits((seed % 128) as u32));
+        let (model, mut dual) = dual::Model::new(&g);
+        dual::ascend(&model, &g, &mut dual, 60, 1e-3, Some(cost as f64), &mut |_, _| dual::Watch::Continue);
+        let bound = dual::certify(&model, &mut g, &dual, None).bound;
+        assert!(bound <= cost, "seed {seed}: {bound} of {cost}");
+    }
+}
+
+#[test]
+fn a_constraint_that_conflicts_alone_is_named_alone() {
+    let mut p = Problem::integers();
+    let a = p.add_node_quanta(vec![0, 0]);
+    let b = p.add_node_quanta(vec![0, 0]);
+    p.add_edge(a, b, |i, j| if i == j { 0.0 } else { f64::INFINITY });
+    // The first row conflicts with the edge and the fixed choice, the second with nothing else.
+    let (together, alone) = (p.add_row(10), p.add_row(2));
+    p.add_usage(a, together..together + 1, [6, 1]);
+    p.add_usage(b, together..together + 1, [6, 1]);
+    p.fix(a, 0);
+    p.add_usage(b, alone..alone + 1, [2, 1]);
+    p.add_usage(b, alone..alone + 1, [1, 2]);
+    let Err(SolveError::Infeasible(conflict)) = solve(&p, &Options::default()) else { panic!("infeasible") };
+    assert_eq!(conflict, Conflict { rows: vec![alone], irreducible: true, ..Conflict::default() });
+}
+
+#[test]
+fn conflicts_are_irreducible() {
+    let mut sizes = 0;
+    for seed in 0..500 {
+        let p = random_problem(seed, 6, 3);
+        let Err(SolveError::Infeasible(conflict)) = solve(&p, &Options::default()) else { continue };
+        let only = |rows: &[usize], edges: &[usize], nodes: &[usize], groups: &[usize]| {
+            let mut q = p.clone();
+            let free = i64::MAX / 8;
+            (0..q.limits.len()).filter(|k| !rows.contains(k)).for_each(|k| q.limits[k] = free);
+            q.edges = edges.iter().map(|&k| p.edges[k].clone()).collect();
+            q.groups = groups.iter().map(|&k| p.groups[k].clone()).collect();
+            for k in (0..q.nodes.len()).filter(|k| !nodes.contains(k)) {
+                q.nodes[k] = Node { costs: vec![0; q.nodes[k].costs.len()], fixed: None };
+            }
+            enumerate(&q).is_some()
+        };
+        let Conflict { rows, edges, nodes, groups, irreducible } = &conflict;
+        assert!(irreducible, "seed {seed}");
+        assert!(!only(rows, edges, nodes, groups), "seed {seed}: {conflict} do not conflict");
+        let without = |v: &[usize], k: usize| v.iter().copied().filter(|&x| x != k).collect::<Vec<_>>();
+        rows.iter().for_each(|&k| assert!(only(&without(rows, k), edges, nodes, groups), "seed {seed}: row {k}"));
+        edges.iter().for_each(|&k| assert!(only(rows, &without(edges, k), nodes, groups), "seed {seed}: edge {k}"));
+        nodes.iter().for_each(|&k| assert!(only(rows, edges, &without(nodes, k), groups), "seed {seed}: node {k}"));
+        groups.iter().for_each(|&k| assert!(only(rows, edges, nodes, &without(groups, k)), "seed {seed}: group {k}"));
+        sizes += 1;
+    }
+    assert!(sizes > 50, "{sizes} conflicts");
+}

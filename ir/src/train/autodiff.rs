@@ -3,12 +3,12 @@
 //! Gradients flow from seeds to the trainable states, through the `Forward` nodes that lie on a path between both and by
 //! the operators' own rules ([`crate::op::Gradient`]). A backward node carries `of`, the forward node that it serves, and
 //! that node's name and scope. Gradients of a value that is used several times are added as they arrive, which keeps at
-//! most one alive. Contributions to a state are kept apart by pipeline stage.
+//! most one alive. Contributions to a state, and to its cast to the compute precision, are kept apart by pipeline stage.
 
 use std::collections::BTreeMap;
 
 use crate::builder::Builder;
-use crate::graph::{Def, Graph, NodeId, Section, StateId, ValueId};
+use crate::graph::{Def, Graph, Node, NodeId, Section, StateId, ValueId};
 use crate::op::{GradCx, Gradient, Op, OpError};
 
 /// A node through which no gradient can pass.
@@ -54,7 +54,7 @@ pub fn differentiate(
     if !found.is_empty() {
         return Err(found);
     }
-    let mut sweep = Sweep { needs, stage_of, grads: BTreeMap::new(), states: Gradients::new() };
+    let mut sweep = Sweep { needs, stage_of, grads: BTreeMap::new(), casts: BTreeMap::new(), states: Gradients::new() };
     b.enter(Section::Backward);
     for &(v, g) in seeds {
         if let Err(e) = sweep.arrive(b, v, g, None) {
@@ -123,7 +123,10 @@ fn on_path(g: &Graph, needs: &[bool], seeds: &[(ValueId, ValueId)]) -> Vec<bool>
 struct Sweep<'a> {
     needs: Vec<bool>,
     stage_of: &'a [u16],
-    grads: BTreeMap<ValueId, ValueId>,
+    /// Per value, what has arrived, and from which forward node last.
+    grads: BTreeMap<ValueId, (ValueId, Option<NodeId>)>,
+    /// The same for casts of states, by stage.
+    casts: BTreeMap<ValueId, BTreeMap<u16, Contribution>>,
     states: Gradients,
 }
 
@@ -131,14 +134,29 @@ impl Sweep<'_> {
     /// Lets the gradients of a node's results pass to its operands.
     fn node(&mut self, b: &mut Builder, id: NodeId) -> Result<(), OpError> {
         let n = b.graph().node(id).clone();
-        let grads: Vec<Option<ValueId>> = n.outputs.iter().map(|v| self.grads.remove(v)).collect();
+        let by_stage = n.outputs.first().and_then(|v| self.casts.remove(v)).unwrap_or_default();
+        for (stage, c) in by_stage {
+            // Each stage casts its own contribution.
+            let of = if stage == self.stage(id) { id } else { c.of };
+            self.back(b, &n, &[Some(c.value)], of)?;
+        }
+        let grads: Vec<Option<ValueId>> = n.outputs.iter().map(|v| self.grads.remove(v).map(|g| g.0)).collect();
         if grads.iter().all(Option::is_none) {
             return Ok(());
         }
+        self.back(b, &n, &grads, id)
+    }
+
+    fn stage(&self, n: NodeId) -> u16 {
+        self.stage_of.get(n.index()).copied().unwrap_or(0)
+    }
+
+    /// Applies the rule of a node, for the forward node `of`.
+    fn back(&mut self, b: &mut Builder, n: &Node, grads: &[Option<ValueId>], of: NodeId) -> Result<(), OpError> {
         let Gradient::Rule(rule) = n.op.def.gradient else { return Ok(()) };
         let wanted: Vec<bool> = n.inputs.iter().map(|v| self.needs[v.index()]).collect();
-        (b.of, b.name, b.scope) = (Some(id), n.name.clone(), n.scope.clone());
-        let mut cx = GradCx { op: &n.op, inputs: &n.inputs, outputs: &n.outputs, grads: &grads, wanted: &wanted, b };
+        (b.of, b.name, b.scope) = (Some(of), n.name.clone(), n.scope.clone());
+        let mut cx = GradCx { op: &n.op, inputs: &n.inputs, outputs: &n.outputs, grads, wanted: &wanted, b };
         let results = rule(&mut cx)?;
         if results.len() != n.inputs.len() {
             let (got, want) = (results.len(), n.inputs.len());
@@ -146,7 +164,7 @@ impl Sweep<'_> {
         }
         for (i, grad) in results.into_iter().enumerate() {
             if let (Some(grad), true) = (grad, wanted[i]) {
-                self.arrive(b, n.inputs[i], grad, Some(id))?;
+                self.arrive(b, n.inputs[i], grad, Some(of))?;
             }
         }
         Ok(())
@@ -160,18 +178,31 @@ impl Sweep<'_> {
         }
         match (b.graph().value(v).def.clone(), from) {
             (Def::State(s), Some(of)) => {
-                let stage = self.stage_of.get(of.index()).copied().unwrap_or(0);
+                let stage = self.stage(of);
                 let value = match self.states.get(&s).and_then(|by_stage| by_stage.get(&stage)) {
                     Some(before) => add(b, before.value, grad)?,
                     None => grad,
                 };
                 self.states.entry(s).or_default().insert(stage, Contribution { value, of });
             }
+            (Def::Node(cast, _), Some(of)) if b.graph().casts_state(b.graph().node(cast)) => {
+                let stage = self.stage(of);
+                let before = self.casts.get(&v).and_then(|by_stage| by_stage.get(&stage)).copied();
+                let value = match before {
+                    Some(before) => add(b, before.value, grad)?,
+                    None => grad,
+                };
+                self.casts.entry(v).or_default().insert(stage, Contribution { value, of });
+            }
             (def, _) => {
                 let value = match self.grads.get(&v) {
-                    Some(&before) => {
-                        // The sum belongs where the value is made, whatever stage its users are in.
+                    Some(&(before, last)) => {
+                        // The sum belongs where the value is made; or, to send it rather than its parts, where all of them
+                        // come from.
                         if let Def::Node(producer, _) = def {
+                            let users = [last, from].map(|u| u.map(|u| self.stage(u)));
+                            let away = users[0] == users[1] && users[0] != Some(self.stage(producer));
+                            let producer = from.filter(|_| away).unwrap_or(producer);
                             let n = b.graph().node(producer);
                             let (name, scope) = (n.name.clone(), n.scope.clone());
                             let keep = (b.of, b.name.clone(), b.scope.clone());
@@ -185,7 +216,7 @@ impl Sweep<'_> {
                     }
                     None => grad,
                 };
-                self.grads.insert(v, value);
+                self.grads.insert(v, (value, from));
             }
         }
         Ok(())

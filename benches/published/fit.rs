@@ -32,7 +32,7 @@ pub fn step_time(p: &Planned, c: &Coefficients) -> f64 {
 }
 
 /// Rows of a source that are fitted to, at most, evenly taken: more of the same kind only take time.
-const ROWS: usize = 16;
+const ROWS: usize = 12;
 
 fn sample<'a>(cases: &[&'a Planned]) -> Vec<&'a Planned> {
     let mut by_source: BTreeMap<&str, Vec<&Planned>> = BTreeMap::new();
@@ -62,7 +62,7 @@ pub fn fit(cases: &[&Planned], start: &Coefficients) -> (Coefficients, f64) {
     let cases = &sample(cases)[..];
     let mut best = start.clone();
     let mut least = loss(cases, &best);
-    for step in [1.15, 1.06, 1.02] {
+    for step in [1.12, 1.03] {
         let mut moved = true;
         while moved {
             moved = false;

@@ -1,8 +1,9 @@
 //! Predictions of published configurations against what was measured.
 //!
-//! `cargo bench --bench published [-- [DIR] [--only SOURCE] [--rows] [--fit] [--page FILE.html]]`: DIR holds `measurements.csv`
+//! `cargo bench --bench published [-- [DIR] [--only SOURCE] [--rows] [--fit] [--cross] [--page FILE.html]]`: DIR holds `measurements.csv`
 //! (default `../shared/published`). Prints per source how far predictions are off; `--rows` every row, `--fit` coefficients
-//! that fit better and how well a source is predicted without its own rows. Results are kept in `benches/published.md`.
+//! that fit better, `--cross` also how well a source is predicted by a fit to the others; `--architecture NAME` only rows of
+//! such devices. Results are kept in `benches/published.md`.
 
 mod fit;
 mod page;
@@ -66,10 +67,11 @@ fn main() {
     for (rule, count) in &published.excluded {
         println!("  {count:4} {rule}");
     }
-    let planned = plan_all(published.cases, after("--only").as_deref(), flag("--rows"));
+    let planned =
+        plan_all(published.cases, after("--only").as_deref(), after("--architecture").as_deref(), flag("--rows"));
     table(&planned);
     if flag("--fit") {
-        refit(&planned);
+        refit(&planned, flag("--cross"));
     }
     if let Some(path) = after("--page") {
         if let Err(e) = std::fs::write(&path, page::page(&planned)) {
@@ -78,12 +80,18 @@ fn main() {
     }
 }
 
-fn plan_all(cases: Vec<rows::Case>, only: Option<&str>, print: bool) -> Vec<Planned> {
+fn plan_all(cases: Vec<rows::Case>, only: Option<&str>, architecture: Option<&str>, print: bool) -> Vec<Planned> {
     let folder = std::env::temp_dir().join("autoshard-published");
     let mut models: BTreeMap<rows::Decoder, _> = BTreeMap::new();
     let mut planned = Vec::new();
     for case in cases.into_iter().filter(|c| only.is_none_or(|o| c.source.starts_with(o))) {
         let c = &case.config;
+        let of = |name: &str| {
+            predict::cluster(c).is_ok_and(|k| format!("{:?}", k.device.architecture).eq_ignore_ascii_case(name))
+        };
+        if architecture.is_some_and(|name| !of(name)) {
+            continue;
+        }
         let model = models
             .entry(c.decoder.clone())
             .or_insert_with(|| predict::model(&c.decoder, Path::new("../shared/tools/make_decoder.py"), &folder));
@@ -195,7 +203,7 @@ fn table(planned: &[Planned]) {
     line("all", &planned.iter().collect::<Vec<_>>());
 }
 
-fn refit(planned: &[Planned]) {
+fn refit(planned: &[Planned], cross: bool) {
     let mut by_architecture: BTreeMap<Architecture, Vec<&Planned>> = BTreeMap::new();
     planned.iter().for_each(|p| by_architecture.entry(p.cluster.device.architecture).or_default().push(p));
     println!("\nfitted; and each source predicted by a fit to the others of its architecture");
@@ -206,7 +214,7 @@ fn refit(planned: &[Planned]) {
         let mut sources: Vec<&str> = cases.iter().map(|p| p.case.source.as_str()).collect();
         sources.sort();
         sources.dedup();
-        for source in sources.iter().filter(|_| sources.len() > 1) {
+        for source in sources.iter().filter(|_| cross && sources.len() > 1) {
             let (own, others): (Vec<&Planned>, Vec<&Planned>) = cases.iter().partition(|p| p.case.source == *source);
             let (without, _) = fit::fit(&others, &best);
             let pairs = |c: &_| -> Vec<score::Pair> {

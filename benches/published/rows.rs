@@ -198,8 +198,8 @@ fn config(row: &Row) -> Result<Config, &'static str> {
         chunks: number(row, "vpp").unwrap_or(1).max(1),
         dp,
         cp,
-        // Megatron Core's scaling runs use its distributed optimizer.
-        zero: number(row, "zero").unwrap_or(usize::from(source == "mcore")) as u8,
+        // Megatron Core and NeMo use the distributed optimizer.
+        zero: number(row, "zero").unwrap_or(usize::from(matches!(source.as_str(), "mcore" | "bridge" | "nemo"))) as u8,
         sequence_parallel: row["sp"] == "1" || (row["sp"].is_empty() && !old && tp > 1),
         micro_batch,
         global_batch,

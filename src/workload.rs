@@ -241,9 +241,7 @@ fn constraints(
     if s.micro_batch == Some(0) {
         problems.push("--micro-batch must be 1 or more".into());
     }
-    if e.chunks == 0 {
-        problems.push("--chunks is 0; a stage has at least one part of the model".into());
-    }
+    problems.extend(execution(e).problem().map(|p| format!("--chunks: {p}")));
     let mut without_effect = |flag: &str, applies: bool, why: &str| {
         if applies {
             problems.push(format!("{flag} has no effect {why}"));

@@ -69,6 +69,11 @@ fn of_plan() {
             3,
             vec!["the batch cannot be cut into micro-batches", "operand 0 is a sum over the batch", "--micro-batch"],
         ),
+        (
+            plan(&good, &["--gpus", "8", "--chunks", "18446744073709551615"]),
+            2,
+            vec!["chunks per stage: there are 1 to"],
+        ),
         (plan(&good, &["--gpus", "8", "--recompute", "some"]), 2, vec!["none, selective, full, auto"]),
         (plan(&good, &["--gpus", "8", "--zero", "4"]), 2, vec!["4 is not in 0..=3"]),
         (

@@ -73,10 +73,10 @@ fn main() {
     if flag("--fit") {
         refit(&planned, flag("--cross"));
     }
-    if let Some(path) = after("--page") {
-        if let Err(e) = std::fs::write(&path, page::page(&planned)) {
-            println!("{path}: {e}");
-        }
+    if let Some(path) = after("--page")
+        && let Err(e) = std::fs::write(&path, page::page(&planned))
+    {
+        println!("{path}: {e}");
     }
 }
 

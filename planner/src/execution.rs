@@ -99,6 +99,14 @@ impl Default for Execution {
 }
 
 impl Execution {
+    /// More chunks than any model has blocks to fill them.
+    pub const MOST_CHUNKS: usize = 1024;
+
+    /// What is wrong with it.
+    pub fn problem(&self) -> Option<String> {
+        let most = Execution::MOST_CHUNKS;
+        (!(1..=most).contains(&self.chunks)).then(|| format!("{} chunks per stage: there are 1 to {most}", self.chunks))
+    }
     /// Whether it is the default.
     pub fn is_default(&self) -> bool {
         *self == Execution::default()
@@ -118,7 +126,7 @@ impl Execution {
             Overlap::All => Some("communication"),
         };
         if let Some(what) = what {
-            notes.push(format!("an estimate: {what} overlaps with compute; `run` does one after the other"));
+            notes.push(format!("an estimate: {what} overlaps with compute, of which the proof knows nothing; `run` does one after the other"));
         }
         if self.products != Products::Same {
             notes.push("an estimate: products compute in 8 or 4 bits; `run` computes in the compute precision".into());

@@ -488,6 +488,9 @@ impl Plan {
                 self.cluster.gpus, p.stages
             )));
         }
+        if let Some(problem) = self.constraints.execution.problem() {
+            return Err(mismatch(problem));
+        }
         if p.virtual_stages != 1 {
             return Err(mismatch(format!("{} virtual stages cannot be executed", p.virtual_stages)));
         }

@@ -66,6 +66,9 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
             return refuse(format!("{name}={size} does not divide {n} GPUs"));
         }
     }
+    if let Some(problem) = pins.execution.problem() {
+        return refuse(problem);
+    }
     if batch == 0 {
         return refuse("the batch is empty".into());
     }
@@ -100,7 +103,7 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
                 found.push(Candidate {
                     stages: pp,
                     mesh: Mesh::new([(AxisName::Dp, dp), (AxisName::Tp, tp)]),
-                    pace: Pace { micro_batches, schedule, chunks: pins.execution.chunks.max(1) },
+                    pace: Pace { micro_batches, schedule, chunks: pins.execution.chunks },
                     recompute: pins.recompute.unwrap_or_default(),
                 });
             }

@@ -1,5 +1,6 @@
 //! Times of operators: against hand computation, and what must hold whatever the coefficients.
 
+use autoshard_cost_models::compute::Coefficients;
 use autoshard_cost_models::{Cluster, Seconds};
 use autoshard_ir::DType;
 use autoshard_ir::op::{Family, Work};
@@ -23,10 +24,15 @@ fn efficiency(c: &Cluster, w: &Work, dtype: DType) -> f64 {
 
 #[test]
 fn large_products_reach_the_measured_maximum() {
-    // Published maximum achievable rates, as fractions of the peak; a well-shaped product is close, and never above.
+    // Published maximum achievable rates of isolated products, as fractions of the peak; a well-shaped product is close, and
+    // never above. In steps it is slower.
     for (name, most) in [("dgx-a100", 0.869), ("dgx-h100", 0.803), ("dgx-b200", 0.776)] {
-        let e = efficiency(&cluster(name), &matmul(1, 16384, 16384, 8192, 2), DType::Bf16);
+        let mut c = cluster(name);
+        let in_steps = efficiency(&c, &matmul(1, 16384, 16384, 8192, 2), DType::Bf16);
+        c.device.compute = Some(Coefficients { sustained: 1.0, ..c.device.coefficients().clone() });
+        let e = efficiency(&c, &matmul(1, 16384, 16384, 8192, 2), DType::Bf16);
         assert!(e <= most && e > 0.9 * most, "{name}: {e}");
+        assert!(in_steps <= e && in_steps > 0.7 * e, "{name}: {in_steps} of {e}");
     }
 }
 
@@ -41,10 +47,10 @@ fn a_wave_more_costs_a_wave() {
 
 #[test]
 fn narrow_products_are_bound_by_memory() {
-    // One token through a 8192 x 8192 weight: the weight's bytes at the streaming rate of 0.85 of 3.35 TB/s.
+    // One token through a 8192 x 8192 weight: the weight's bytes at the streaming rate of 0.801 of 3.35 TB/s.
     let c = cluster("dgx-h100");
     let time = c.op_time(&matmul(1, 1, 8192, 8192, 2), DType::Bf16).0;
-    let by_hand = (8192.0 * 8192.0 + 2.0 * 8192.0) * 2.0 / (3.35e12 * 0.85);
+    let by_hand = (8192.0 * 8192.0 + 2.0 * 8192.0) * 2.0 / (3.35e12 * 0.801);
     assert!((time / by_hand - 1.0).abs() < 0.01, "{time} s, by hand {by_hand} s");
 }
 
@@ -53,9 +59,9 @@ fn memory_bound_families() {
     let c = cluster("dgx-a100");
     let stream = |bytes| Work { family: Family::Memory, flops: 0.0, bytes, gemm: None };
     let large = c.op_time(&stream(1e9), DType::Bf16).0;
-    assert!((large / (1e9 / (2.039e12 * 0.79)) - 1.0).abs() < 1e-6);
+    assert!((large / (1e9 / (2.039e12 * 0.394)) - 1.0).abs() < 1e-6);
     // Nothing is faster than a kernel launch, and aliases are free.
-    assert_eq!(c.op_time(&stream(64.0), DType::Bf16), Seconds::micros(4.0));
+    assert_eq!(c.op_time(&stream(64.0), DType::Bf16), Seconds::micros(2.0));
     assert_eq!(c.op_time(&Work::FREE, DType::Bf16), Seconds::ZERO);
     let gather = c.op_time(&Work { family: Family::Gather, ..stream(1e9) }, DType::Bf16).0;
     assert!(gather > large);

@@ -7,9 +7,9 @@
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Graph, NodeId, Section};
 use autoshard_ir::op::Family;
+use autoshard_ir::verify::ACCUMULATE;
 
 use crate::execution::Kernels;
-use autoshard_ir::verify::ACCUMULATE;
 
 /// What a class of operators need not read and write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

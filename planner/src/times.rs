@@ -51,10 +51,6 @@ impl<'a> Times<'a> {
     pub fn mesh(&self) -> &'a Mesh {
         self.mesh
     }
-    /// The cluster.
-    pub fn cluster(&self) -> &'a Cluster {
-        self.cluster
-    }
 
     /// Seconds that an operator takes on local operands and results, of which some need not be read or written.
     pub fn compute(&self, op: &Op, inputs: &[Type], outputs: &[Type], fused: &Fused) -> f64 {

@@ -478,3 +478,37 @@ fn what_cannot_be_trained_is_refused() {
     report += &format!("{}\n", train_step(&step, &TrainOptions::default()).unwrap_err());
     insta::assert_snapshot!(report);
 }
+
+/// Gradients go from later stages to earlier ones: a sum of contributions of three stages is never made in a stage that its
+/// parts have to come back to.
+#[test]
+fn no_gradient_goes_back_to_a_later_stage() {
+    let mut b = Builder::new("skips");
+    let ty = Type::new(DType::F32, [4, 4]);
+    let x = b.input("x", ty.clone(), Some(0));
+    let w = b.state("w", autoshard_ir::graph::StateKind::Parameter, ty, autoshard_ir::graph::Init::Zeros, None);
+    let w = b.graph().state(w).read;
+    // By name: the stage of each node. `a` is read in stage 2, then twice in stage 1.
+    let mut node = |name: &str, op: &dyn Fn(&mut Builder) -> ValueId| {
+        b.name = name.into();
+        op(&mut b)
+    };
+    let a = node("0", &|b| b.einsum("bk,kn->bn", x, w).unwrap());
+    let t = node("1", &|b| b.tanh(a).unwrap());
+    let s = node("1", &|b| b.mul(a, t).unwrap());
+    let e = node("2", &|b| b.mul(s, a).unwrap());
+    let loss = node("2", &|b| b.reduce_sum(e, &[0, 1], false).unwrap());
+    b.output("loss", loss, None);
+    let options = TrainOptions::default();
+    let prepared = train::prepare(&b.finish(), &options).unwrap();
+    let stage_of: Vec<u16> = prepared.graph.nodes.iter().map(|n| n.name.parse().unwrap_or(2)).collect();
+    let step = train::step(&prepared, &TrainOptions { stage_of: Some(stage_of.clone()), ..options }).unwrap();
+    let stage = |n: autoshard_ir::NodeId| step.node(n).of.map(|of| stage_of[of.index()]);
+    for id in step.node_ids().filter(|&n| step.node(n).section == Section::Backward) {
+        for p in step.node(id).inputs.iter().filter_map(|&v| step.producer(v)) {
+            if step.node(p).section == Section::Backward {
+                assert!(stage(p) >= stage(id), "{} reads from an earlier stage", step.node(id).name);
+            }
+        }
+    }
+}

@@ -123,7 +123,7 @@ fn on_path(g: &Graph, needs: &[bool], seeds: &[(ValueId, ValueId)]) -> Vec<bool>
 struct Sweep<'a> {
     needs: Vec<bool>,
     stage_of: &'a [u16],
-    /// Per value, what has arrived, and from which forward node last.
+    /// Per value, what has arrived, and a forward node in whose stage it lies.
     grads: BTreeMap<ValueId, (ValueId, Option<NodeId>)>,
     /// The same for casts of states, by stage.
     casts: BTreeMap<ValueId, BTreeMap<u16, Contribution>>,
@@ -195,13 +195,13 @@ impl Sweep<'_> {
                 self.casts.entry(v).or_default().insert(stage, Contribution { value, of });
             }
             (def, _) => {
-                let value = match self.grads.get(&v) {
-                    Some(&(before, last)) => {
+                let (value, at) = match self.grads.get(&v) {
+                    Some(&(before, at)) => {
                         // The sum belongs where the value is made; or, to send it rather than its parts, where all of them
                         // come from.
                         if let Def::Node(producer, _) = def {
-                            let users = [last, from].map(|u| u.map(|u| self.stage(u)));
-                            let away = users[0] == users[1] && users[0] != Some(self.stage(producer));
+                            let stages = [at, from].map(|n| n.map(|n| self.stage(n)));
+                            let away = stages[0] == stages[1] && stages[0] != Some(self.stage(producer));
                             let producer = from.filter(|_| away).unwrap_or(producer);
                             let n = b.graph().node(producer);
                             let (name, scope) = (n.name.clone(), n.scope.clone());
@@ -209,14 +209,14 @@ impl Sweep<'_> {
                             (b.of, b.name, b.scope) = (Some(producer), name, scope);
                             let sum = add(b, before, grad);
                             (b.of, b.name, b.scope) = keep;
-                            sum?
+                            (sum?, Some(producer))
                         } else {
-                            add(b, before, grad)?
+                            (add(b, before, grad)?, from)
                         }
                     }
-                    None => grad,
+                    None => (grad, from),
                 };
-                self.grads.insert(v, (value, from));
+                self.grads.insert(v, (value, at));
             }
         }
         Ok(())

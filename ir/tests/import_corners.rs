@@ -7,7 +7,7 @@ use autoshard_ir::onnx::proto::onnx::attribute_proto::AttributeType;
 use autoshard_ir::onnx::proto::onnx::{AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use autoshard_ir::{DType, Graph, Tensor, convert, interp};
 
-use proto::{attr, floats, graph, import, info, integers, model, node, opset, run};
+use proto::{attr, floats, graph, import, info, integers, model, node, opset, run, weights};
 
 /// A model of constants: `y` of nodes.
 fn constants(initializers: Vec<TensorProto>, nodes: Vec<NodeProto>, version: i64) -> ModelProto {
@@ -23,16 +23,7 @@ fn constants(initializers: Vec<TensorProto>, nodes: Vec<NodeProto>, version: i64
 fn result(m: &ModelProto) -> Vec<f64> {
     let g = import(m, &[("batch", 2)].into()).unwrap_or_else(|e| panic!("{e}"));
     let inputs: Vec<Tensor> = g.inputs.iter().map(|x| Tensor::zeros(g.ty(x.value).clone())).collect();
-    let states: Vec<_> = g
-        .states
-        .iter()
-        .map(|s| match &s.init {
-            autoshard_ir::graph::Init::Weight(w) => {
-                std::sync::Arc::new(w.read(&w.dims().iter().map(|&d| 0..d).collect::<Vec<_>>()).unwrap())
-            }
-            autoshard_ir::graph::Init::Zeros => unreachable!("only weights here"),
-        })
-        .collect();
+    let states = weights(&g);
     let out = interp::run(&g, &inputs, &states).unwrap().outputs.swap_remove(0);
     convert::to_f64(out.dtype(), out.bytes())
 }

@@ -113,6 +113,19 @@ pub fn graph(m: &mut ModelProto) -> &mut GraphProto {
     m.graph.mut_or_insert_default()
 }
 
+/// The weights of a graph, in the order of its states.
+pub fn weights(g: &Graph) -> Vec<std::sync::Arc<Tensor>> {
+    g.states
+        .iter()
+        .map(|s| match &s.init {
+            autoshard_ir::graph::Init::Weight(w) => {
+                std::sync::Arc::new(w.read(&w.dims().iter().map(|&d| 0..d).collect::<Vec<_>>()).unwrap())
+            }
+            autoshard_ir::graph::Init::Zeros => unreachable!("only weights here"),
+        })
+        .collect()
+}
+
 /// What a graph with one input `x[2, 3]` gives for 0, 1, 2, ...
 pub fn run(g: &Graph) -> Vec<f32> {
     let inputs: Vec<Tensor> = g
@@ -122,15 +135,6 @@ pub fn run(g: &Graph) -> Vec<f32> {
             Tensor::f32(g.ty(i.value).dims.clone(), &(0..g.ty(i.value).numel()).map(|x| x as f32).collect::<Vec<_>>())
         })
         .collect();
-    let states: Vec<_> = g
-        .states
-        .iter()
-        .map(|s| match &s.init {
-            autoshard_ir::graph::Init::Weight(w) => {
-                std::sync::Arc::new(w.read(&w.dims().iter().map(|&d| 0..d).collect::<Vec<_>>()).unwrap())
-            }
-            autoshard_ir::graph::Init::Zeros => unreachable!("only weights here"),
-        })
-        .collect();
+    let states = weights(g);
     interp::run(g, &inputs, &states).unwrap().outputs[0].as_slice::<f32>().to_vec()
 }

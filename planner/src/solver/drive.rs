@@ -247,31 +247,19 @@ impl Solver<'_> {
             if overlap && let (Some(base), Some(best)) = (&base, &mut best) {
                 // Bound and search take turns, or run beside each other: neither sees the other before both are done.
                 let work = (2 * ASCENT * entries) as u64;
-                if options.threads > 1 && effort.iterations > 0 {
+                let beside = options.threads > 1 && effort.iterations > 0;
+                let (deadline, threads) = (self.deadline, options.threads - usize::from(beside));
+                let mut search =
+                    || neighbourhood::improve(self, &mut places, base, best, deadline, Some(work), threads);
+                if beside {
                     raised = std::thread::scope(|scope| {
                         let bound = scope.spawn(|| raise(&mut dual));
-                        idle = neighbourhood::improve(
-                            self,
-                            &mut places,
-                            base,
-                            best,
-                            self.deadline,
-                            Some(work),
-                            options.threads - 1,
-                        );
+                        idle = search();
                         bound.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                     });
                 } else {
                     raised = raise(&mut dual);
-                    idle = neighbourhood::improve(
-                        self,
-                        &mut places,
-                        base,
-                        best,
-                        self.deadline,
-                        Some(work),
-                        options.threads,
-                    );
+                    idle = search();
                 }
             } else {
                 raised = raise(&mut dual);

@@ -1,5 +1,5 @@
 //! The program of one pipeline stage: what a rank executes. It is parametric in the rank's coordinates, so all ranks of
-//! a stage share one program, and its lists do not depend on the number of ranks or micro-batches.
+//! a stage share one program, and its lists do not grow with the number of ranks or micro-batches.
 //!
 //! A program has four instruction lists, `prologue` (once per step, first), `forward`, `backward` (both run once per
 //! micro-batch) and `update` (once per step, last), and a schedule that says in which order a stage runs them. Buffers lie in one arena:

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use autoshard_ir::Graph;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::assignment::Assignment;
-use autoshard_planner::plan::{Plan, bindings};
+use autoshard_planner::plan::{Plan, forward_graph};
 use autoshard_planner::request::{RecomputeChoice, Workload};
 use autoshard_runtime::program::Job;
 use autoshard_runtime::session::SessionError;
@@ -72,7 +72,7 @@ pub fn micro_batchable(model: &Model, workload: &Workload) -> Result<(), String>
         return Err("the batch size is fixed in the model".into());
     }
     // A batch of one does not show which dims are the batch; not every model has a graph of every other batch.
-    let graph = |batch| model.instantiate(&bindings(model, workload, batch));
+    let graph = |batch| forward_graph(model, workload, batch);
     let Ok(graph) = graph(2).or_else(|_| graph(workload.global_batch)) else { return Ok(()) };
     let Ok(step) = workload.step(&graph, &[], 1, RecomputeChoice::None) else { return Ok(()) };
     autoshard_ir::train::micro_batchable(&step.graph).map_err(|reasons| {

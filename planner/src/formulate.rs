@@ -23,7 +23,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use autoshard_cost_models::{Bytes, Category, MemoryBreakdown};
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Def, Graph, NodeId, Section, ValueId};
-use autoshard_ir::verify::ACCUMULATE;
 use autoshard_ir::{Op, Type};
 
 use crate::assignment::{Assignment, Schedule};
@@ -51,17 +50,19 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Micro-batches whose activations stage `s` of `stages` keeps at once.
-    pub fn in_flight(&self, s: usize, stages: usize) -> usize {
+    /// Forwards of stage `s` of `stages` before its first backward, of chunks where there are several (Narayanan et al. 2021,
+    /// section 2.2).
+    pub fn ahead(&self, s: usize, stages: usize) -> usize {
+        let all = self.micro_batches * self.chunks;
         match self.schedule {
-            Schedule::GPipe => self.micro_batches,
-            // As many chunks as forwards come before the first backward, each a part of the stage.
-            Schedule::OneF1B if self.chunks > 1 => {
-                let ahead = 2 * (stages - s - 1) + (self.chunks - 1) * stages + 1;
-                self.micro_batches.min(ahead.div_ceil(self.chunks))
-            }
-            Schedule::OneF1B => self.micro_batches.min(stages - s),
+            Schedule::GPipe => all,
+            Schedule::OneF1B if self.chunks > 1 => all.min(2 * (stages - s - 1) + (self.chunks - 1) * stages + 1),
+            Schedule::OneF1B => all.min(stages - s),
         }
+    }
+    /// Micro-batches whose activations stage `s` of `stages` keeps at once; a chunk has a part of the stage's.
+    pub fn in_flight(&self, s: usize, stages: usize) -> usize {
+        self.ahead(s, stages).div_ceil(self.chunks)
     }
 }
 
@@ -192,9 +193,9 @@ impl Formulation {
         for (class, members) in blocks.nodes.iter().enumerate() {
             let n = graph.node(members[0]);
             let (ins, outs) = (graph.input_types(n), graph.output_types(n));
-            let section = if classes.once(class) { Section::Update } else { n.section };
-            let weight = weights.of(section) * members.len() as f64 * counted(class as u32);
-            let cost = |c: &Choice| weight * compute(times, pace, &n.op, c, &ins, &outs, classes.fused(class));
+            let often = classes.pace(class).map_or(0.0, |section| weights.of(section));
+            let weight = often * members.len() as f64 * counted(class as u32);
+            let cost = |c: &Choice| weight * compute(times, &n.op, c, &ins, &outs, classes.fused(class));
             draft.costs.push(space.choices[class].iter().map(cost).collect());
         }
         draft.costs.extend(space.storage.iter().map(|specs| vec![0.0; specs.len()]));
@@ -430,7 +431,7 @@ pub fn least_rows(step: &Step<'_>, bytes: &LeastBytes) -> Vec<MemoryBreakdown> {
     for ((source, stage), held) in usage(step, &bytes.views, &uses(step.graph, step.blocks, None)) {
         let (bytes, category) = match source {
             Source::Node(c, out) => {
-                let accumulates = step.graph.node(step.blocks.nodes[c as usize][0]).op.name() == ACCUMULATE;
+                let accumulates = step.graph.node(step.blocks.nodes[c as usize][0]).is_accumulate();
                 let category = if accumulates { Category::Gradients } else { Category::Activations };
                 let [made, view] = bytes.results[c as usize][out as usize];
                 let made = made.map(|b| b * (held.always + held.unless_view));
@@ -488,19 +489,8 @@ impl Table {
     }
 }
 
-/// Seconds that a node takes once under a strategy. The sum over one micro-batch is its operand.
-pub(crate) fn compute(
-    times: &Times<'_>,
-    pace: &Pace,
-    op: &Op,
-    c: &Choice,
-    ins: &[Type],
-    outs: &[Type],
-    fused: &Fused,
-) -> f64 {
-    if op.name() == ACCUMULATE && pace.micro_batches == 1 {
-        return 0.0;
-    }
+/// Seconds that a node takes once under a strategy.
+pub(crate) fn compute(times: &Times<'_>, op: &Op, c: &Choice, ins: &[Type], outs: &[Type], fused: &Fused) -> f64 {
     // Strategies are made of specs that divide.
     let local = |specs: &[Spec], types: &[Type]| -> Vec<Type> {
         specs.iter().zip(types).map(|(s, t)| s.local(t, times.mesh()).unwrap_or_else(|| t.clone())).collect()
@@ -539,7 +529,7 @@ fn uses(graph: &Graph, blocks: &Blocks, classes: Option<&Classes>) -> Vec<Uses> 
     for id in graph.node_ids() {
         let n = graph.node(id);
         let class = blocks.node_class[id.index()] as usize;
-        let section = if classes.is_some_and(|c| c.once(class)) { Section::Update } else { n.section };
+        let section = classes.and_then(|c| c.pace(class)).unwrap_or(n.section);
         for (operand, v) in n.inputs.iter().enumerate() {
             let reader = Reader::Operand(class as u32, operand as u32);
             uses[v.index()].entry(section).or_default().push(reader);
@@ -642,7 +632,7 @@ fn usage(step: &Step<'_>, views: &[Vec<bool>], uses: &[Uses]) -> BTreeMap<(Sourc
     }
     for id in graph.node_ids() {
         let n = graph.node(id);
-        if n.op.name() == ACCUMULATE {
+        if n.is_accumulate() {
             add(n.outputs[0], stages.node[id.index()].0 as usize, 1, false);
         }
     }

@@ -7,7 +7,6 @@
 use autoshard_ir::blocks::Blocks;
 use autoshard_ir::graph::{Graph, NodeId, Section};
 use autoshard_ir::op::Family;
-use autoshard_ir::verify::ACCUMULATE;
 
 use crate::execution::Kernels;
 
@@ -30,7 +29,7 @@ impl Fused {
 /// Of every class.
 pub struct Classes {
     fused: Vec<Fused>,
-    once: Vec<bool>,
+    paces: Vec<Option<Section>>,
 }
 
 impl Classes {
@@ -47,7 +46,7 @@ impl Classes {
         let family = |n: NodeId| family[blocks.node_class[n.index()] as usize];
         let joins = |maker: NodeId, reader: NodeId| {
             let (m, r) = (graph.node(maker), graph.node(reader));
-            let product = family(maker) == Family::MatMul && matches!(r.op.name(), "Cast" | ACCUMULATE);
+            let product = family(maker) == Family::MatMul && (r.op.name() == "Cast" || r.is_accumulate());
             kernels == Kernels::Compiled
                 && m.section == r.section
                 && family(reader) == Family::Memory
@@ -73,19 +72,25 @@ impl Classes {
                 .unwrap_or_default()
         };
         let once = once(graph, micro_batches);
-        Classes {
-            fused: blocks.nodes.iter().map(all).collect(),
-            once: blocks.nodes.iter().map(|members| members.iter().all(|n| once[n.index()])).collect(),
-        }
+        let pace = |members: &Vec<NodeId>| {
+            let n = graph.node(members[0]);
+            match n.is_accumulate() && micro_batches == 1 {
+                true => None,
+                false if members.iter().all(|n| once[n.index()]) => Some(Section::Update),
+                false => Some(n.section),
+            }
+        };
+        Classes { fused: blocks.nodes.iter().map(all).collect(), paces: blocks.nodes.iter().map(pace).collect() }
     }
 
     /// What a class need not read and write.
     pub fn fused(&self, class: usize) -> &Fused {
         &self.fused[class]
     }
-    /// Whether a class runs once in a step, see [`once`].
-    pub fn once(&self, class: usize) -> bool {
-        self.once[class]
+    /// The section as often as which a class runs: its own, the update if it runs [`once`], and none if it does nothing: the sum of
+    /// one micro-batch is that micro-batch's.
+    pub fn pace(&self, class: usize) -> Option<Section> {
+        self.paces[class]
     }
 }
 

@@ -41,7 +41,6 @@ use autoshard_cost_models::{Bytes, Category, Cluster};
 use autoshard_ir::graph::{Graph, Section, ValueId};
 use autoshard_ir::op::Work;
 use autoshard_ir::train::TrainError;
-use autoshard_ir::verify::ACCUMULATE;
 use autoshard_ir::{DType, NodeId};
 
 use crate::assignment::Schedule;
@@ -152,8 +151,8 @@ impl Tally {
 struct Least {
     /// Seconds of one member.
     seconds: Vec<f64>,
-    /// Whether it runs once in a step.
-    once: Vec<bool>,
+    /// As often as which section it runs, see [`Classes::pace`].
+    paces: Vec<Option<Section>>,
     bytes: LeastBytes,
 }
 
@@ -460,24 +459,22 @@ impl<'a> Search<'a> {
         memory.0.values_mut().for_each(|b| b.0 /= c.stages as u64);
         let (mut micro, mut update) = (0.0, 0.0);
         let apart = if c.stages > 1 { sums_of_states(&step.graph) } else { Vec::new() };
-        for ((members, seconds), once) in step.blocks.nodes.iter().zip(&least.seconds).zip(&least.once) {
+        for ((members, seconds), pace) in step.blocks.nodes.iter().zip(&least.seconds).zip(&least.paces) {
             let members = members.iter().filter(|m| apart.get(m.index()) != Some(&true));
-            let (first, count) = (members.clone().next(), members.count());
-            let time = seconds * count as f64;
-            if *once || first.is_some_and(|m| step.graph.node(*m).section == Section::Update) {
-                update += time
-            } else {
-                micro += time
+            let time = seconds * members.count() as f64;
+            match pace {
+                Some(Section::Update) => update += time,
+                Some(_) => micro += time,
+                None => {}
             }
         }
         if memory.total().0 <= self.limit && !self.memory() {
             let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));
             if let Some(spread) = self.spread(batch / size(AxisName::Dp), size(AxisName::Tp))?.filter(|s| s.fits(&step))
             {
-                let others = step.blocks.nodes.iter().zip(&least.seconds).zip(spread.counts.iter().zip(&least.once));
-                let others = others.filter(|((members, _), (counts, once))| {
-                    !**counts && !**once && step.graph.node(members[0]).section != Section::Update
-                });
+                let others = step.blocks.nodes.iter().zip(&least.seconds).zip(spread.counts.iter().zip(&least.paces));
+                let others = others
+                    .filter(|(_, (counts, pace))| !**counts && pace.is_some_and(|section| section != Section::Update));
                 let others: f64 = others.map(|((members, seconds), _)| seconds * members.len() as f64).sum();
                 micro = micro.max(spread.seconds + others);
             }
@@ -502,11 +499,11 @@ impl<'a> Search<'a> {
             let n = step.graph.node(members[0]);
             let (ins, outs) = (step.graph.input_types(n), step.graph.output_types(n));
             let fused = classes.fused(class);
-            choices.iter().map(|c| compute(&times, pace, &n.op, c, &ins, &outs, fused)).fold(f64::INFINITY, f64::min)
+            choices.iter().map(|c| compute(&times, &n.op, c, &ins, &outs, fused)).fold(f64::INFINITY, f64::min)
         };
         Ok(Least {
             seconds: step.blocks.nodes.iter().zip(&space.choices).enumerate().map(seconds).collect(),
-            once: (0..step.blocks.nodes.len()).map(|class| classes.once(class)).collect(),
+            paces: (0..step.blocks.nodes.len()).map(|class| classes.pace(class)).collect(),
             bytes: LeastBytes::new(&step.graph, &step.blocks, &space, mesh),
         })
     }
@@ -735,7 +732,7 @@ fn sums_of_states(graph: &Graph) -> Vec<bool> {
     let uses = graph.uses();
     let accumulated = |v: &ValueId| {
         let readers = &uses[v.index()];
-        !readers.is_empty() && readers.iter().all(|n| graph.node(*n).op.name() == ACCUMULATE)
+        !readers.is_empty() && readers.iter().all(|n| graph.node(*n).is_accumulate())
     };
     // Sums of more than two are chains.
     let mut found = vec![false; graph.nodes.len()];

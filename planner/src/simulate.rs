@@ -1,8 +1,8 @@
 //! The judge of an assignment: times of every stage from the graph, the schedule played event by event
 //! ([`crate::timeline`]), and memory at the fullest moment.
 //!
-//! Every version of a value that is needed in a section is made once in it, as [`crate::reshard::versions`] says. What
-//! depends on states alone runs once in a step. Inside a section, computation and communication follow each other, except
+//! Every version of a value that is needed in a section is made once in it, as [`crate::reshard::versions`] says. Casts of
+//! parameters run once in a step of several micro-batches. Inside a section, computation and communication follow each other, except
 //! for what [`crate::execution`] lets overlap.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -72,7 +72,7 @@ pub struct StagePrediction {
     pub forward: Spent,
     /// Per micro-batch.
     pub backward: Spent,
-    /// Per step: the update, and what depends on states alone.
+    /// Per step: the update, and casts of parameters that serve all micro-batches.
     pub update: Spent,
     /// Per micro-batch, the part of the backward's operators that makes forward results anew.
     #[serde(default)]
@@ -120,6 +120,7 @@ pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Time
     let mut sim = Simulation::new(graph, blocks, a, times);
     let mut found: Vec<StagePrediction> = (0..a.stages).map(|s| sim.stage(s, times)).collect();
     let readers = graph.uses();
+    let once = once(graph, pace.micro_batches);
     let mut late = vec![true; graph.values.len()];
     for n in graph.nodes.iter().filter(|n| n.section != Section::Update) {
         n.inputs.iter().for_each(|v| late[v.index()] = false);
@@ -128,8 +129,8 @@ pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Time
         let time = to.iter().map(|to| sim.sent(n, out, StageId(*to), &readers, times)).sum::<f64>();
         let stage = &mut found[a.stage[n.index()].0 as usize];
         match graph.node(n).section {
-            // Sums over all micro-batches go once, and what depends on states alone.
-            _ if late[graph.node(n).outputs[out].index()] || sim.once(n) => stage.update.communication_s += time,
+            // Sums over all micro-batches go once, and casts of parameters.
+            _ if late[graph.node(n).outputs[out].index()] || once[n.index()] => stage.update.communication_s += time,
             Section::Forward => stage.send_forward_s += time,
             Section::Backward => stage.send_backward_s += time,
             Section::Update => stage.update.communication_s += time,
@@ -174,9 +175,6 @@ impl<'a> Simulation<'a> {
         let classes = Classes::new(graph, blocks, times.execution().kernels, a.micro_batches);
         Simulation { graph, blocks, a, classes, rules: HashMap::new(), computed: HashMap::new(), made: HashMap::new() }
     }
-    fn once(&self, n: NodeId) -> bool {
-        self.classes.once(self.blocks.node_class[n.index()] as usize)
-    }
     fn rule(&mut self, n: NodeId) -> &FactorRule {
         let (graph, class) = (self.graph, self.blocks.node_class[n.index()]);
         self.rules.entry(class).or_insert_with(|| {
@@ -211,7 +209,7 @@ impl<'a> Simulation<'a> {
         let wanted = at.map_or_else(|| made.clone(), |(r, operand)| self.operand(r, operand));
         let whole = Spec { dims: made.dims.clone(), partial: Vec::new() };
         let travels = travels(&made, &wanted, ty, &a.mesh);
-        let gathered = if travels == wanted || travels == whole {
+        let gathered = if travels.dims == wanted.dims || travels == whole {
             0.0
         } else {
             versions(&travels, &[whole], ty, &a.mesh)
@@ -278,10 +276,9 @@ impl<'a> Simulation<'a> {
         let mut wanted: BTreeMap<(Section, ValueId), Vec<Spec>> = BTreeMap::new();
         for id in graph.node_ids().filter(|n| self.a.stage[n.index()].0 as usize == stage) {
             let n = graph.node(id);
-            // What is the sum of one micro-batch is that micro-batch's.
-            let idle = n.is_accumulate() && self.a.micro_batches == 1;
-            let t = if idle { 0.0 } else { self.compute(id, times) };
-            let section = if self.once(id) { Section::Update } else { n.section };
+            let pace = self.classes.pace(self.blocks.node_class[id.index()] as usize);
+            let t = if pace.is_some() { self.compute(id, times) } else { 0.0 };
+            let section = pace.unwrap_or(n.section);
             found.section(section).compute_s += t;
             if n.section == Section::Backward && self.is_copy(id) {
                 found.recompute_s += t;

@@ -38,9 +38,6 @@ pub struct NoChoice {
     pub why: String,
 }
 
-/// The operator of accumulated values.
-pub(crate) use autoshard_ir::verify::ACCUMULATE;
-
 impl Space {
     /// The space of a graph on a mesh under constraints.
     ///
@@ -156,7 +153,7 @@ impl Filter<'_> {
             let (Some(pin), Some(dp)) = (self.constraints.zero, dp) else { return all };
             return zero(all, |c| &c.outputs[0], dp, pin >= 3).0;
         }
-        if n.op.name() == ACCUMULATE {
+        if n.is_accumulate() {
             let (Some(pin), Some(dp)) = (self.constraints.zero, dp) else { return all };
             let ty = self.graph.ty(n.outputs[0]);
             let (kept, met) = zero(all, |c| &c.outputs[0], dp, pin >= 2);

@@ -4,7 +4,6 @@
 
 use serde::Serialize;
 
-use crate::assignment::Schedule;
 use crate::formulate::Pace;
 use crate::simulate::StagePrediction;
 
@@ -55,7 +54,7 @@ enum Run {
 }
 
 /// In which order a stage runs forwards and backwards. Interleaved: chunks take turns for `stages` micro-batches each
-/// (Narayanan et al. 2021, section 2.2); its first backward comes after `2 (stages - stage - 1) + (chunks - 1) stages` forwards.
+/// (Narayanan et al. 2021, section 2.2).
 fn order(stage: usize, stages: usize, pace: &Pace, trains: bool) -> Vec<Run> {
     let (m, v) = (pace.micro_batches, pace.chunks);
     let group = if v > 1 { stages } else { m };
@@ -71,11 +70,7 @@ fn order(stage: usize, stages: usize, pace: &Pace, trains: bool) -> Vec<Run> {
         return (0..turns.len()).map(forward).collect();
     }
     let backward = |i: usize| Run::Backward(v - 1 - turns[i].0, turns[i].1);
-    let ahead = match pace.schedule {
-        Schedule::GPipe => turns.len(),
-        Schedule::OneF1B if v > 1 => turns.len().min(2 * (stages - stage - 1) + (v - 1) * stages + 1),
-        Schedule::OneF1B => m.min(stages - stage),
-    };
+    let ahead = pace.ahead(stage, stages);
     let mut list: Vec<Run> = (0..ahead).map(forward).collect();
     for i in 0..turns.len() {
         list.push(backward(i));
@@ -148,6 +143,7 @@ pub(crate) fn play(stages: &[StagePrediction], pace: &Pace) -> Played {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::assignment::Schedule;
     use crate::simulate::Spent;
 
     fn uniform(p: usize, m: usize, chunks: usize, schedule: Schedule) -> Played {

@@ -23,6 +23,8 @@ const LOSS: &[&str] = &[
     "bert-mlm-loss-leg",
     "vit-loss-dyn",
     "vit-loss-leg",
+    // With dropout: no recorded outputs.
+    "random/gpt2-train-loss-dyn",
 ];
 
 /// Name, GPUs, pins.

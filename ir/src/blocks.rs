@@ -1,7 +1,7 @@
 //! Repeated blocks: which nodes and states of a graph are the same thing again, up to weights.
 //!
 //! A *run* is a stretch of the forward sequence that repeats with a period: `count` blocks of `period` nodes. Candidates
-//! come from the sequence of signatures (operator, attributes, types); then every block is compared with the one before,
+//! come from the sequence of signatures (operator, attributes but for seeds, types); then every block is compared with the one before,
 //! operand by operand, so that a run is an isomorphism and not a resemblance: an operand is produced at the same position of
 //! the same block, or of the previous block, or is the same value for all blocks, or is a state in the same role.
 //! The first block takes from outside what the others take from their predecessor.
@@ -9,8 +9,8 @@
 //! *Classes* partition nodes and states: forward nodes by their position in a run (others alone); `Backward` nodes by the
 //! class of the forward node they serve and their rank among its derived nodes, copies of forward nodes
 //! ([`crate::train::recompute`]) in the class of the original; `Update` nodes by the state or accumulated
-//! gradient that they go back to; states by the classes that read them. Members of a class have equal operators and
-//! types. Class ids are dense and in order of their first members.
+//! gradient that they go back to; states by the classes that read them. Members of a class have equal
+//! operators, but for seeds, and types. Class ids are dense and in order of their first members.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -81,13 +81,13 @@ fn forward(graph: &Graph) -> usize {
 /// Finds runs.
 pub fn runs(graph: &Graph) -> Vec<Run> {
     let forward = forward(graph);
-    let mut ids: HashMap<(&Op, Vec<&Type>, Vec<&Type>), u32> = HashMap::new();
+    let mut ids: HashMap<(Op, Vec<&Type>, Vec<&Type>), u32> = HashMap::new();
     let signatures: Vec<u32> = graph.nodes[..forward]
         .iter()
         .map(|n| {
             let types = |vs: &[ValueId]| vs.iter().map(|&v| graph.ty(v)).collect::<Vec<_>>();
             let next = ids.len() as u32;
-            *ids.entry((&n.op, types(&n.inputs), types(&n.outputs))).or_insert(next)
+            *ids.entry((n.op.seedless(), types(&n.inputs), types(&n.outputs))).or_insert(next)
         })
         .collect();
     let mut found = Vec::new();

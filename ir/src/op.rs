@@ -70,14 +70,24 @@ impl std::hash::Hash for Attr {
 
 /// The kind of value an attribute takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum AttrKind {
+    /// [`Attr::Int`].
     Int,
+    /// [`Attr::Ints`].
     Ints,
+    /// [`Attr::Float`].
     Float,
+    /// [`Attr::Bool`].
     Bool,
+    /// [`Attr::DType`].
     DType,
+    /// [`Attr::Str`].
     Str,
+    /// An integer that tells random draws apart: the blocks of a model are the same but for it.
+    Seed,
+    /// The dim of the first result along which micro-batches lie, if they do. In a run of several, that result's origin and
+    /// unsharded sizes are those in the whole batch.
+    BatchDim,
 }
 
 /// An operator with its attributes: what a node does.
@@ -197,6 +207,19 @@ impl Op {
         if let Some(Attr::DType(x)) = self.attr(name) { Some(*x) } else { None }
     }
 
+    /// The operator but for its seed: what the same node of every repeated block is.
+    pub fn seedless(&self) -> Op {
+        let mut op = self.clone();
+        let seed = self.def.attr_of(AttrKind::Seed);
+        op.attrs.retain(|(n, _)| Some(*n) != seed);
+        op
+    }
+    /// See [`AttrKind::BatchDim`].
+    pub fn batch_dim(&self) -> Option<usize> {
+        let name = self.def.attr_of(AttrKind::BatchDim)?;
+        self.attr(name).map(|_| self.get_int(name) as usize)
+    }
+
     /// The types of the results.
     pub fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         (self.def.infer)(self, inputs)
@@ -241,6 +264,13 @@ pub struct OpDef {
     pub kernel: Kernel,
     /// Small instances with operand types, for the property tests.
     pub samples: fn() -> Vec<Sample>,
+}
+
+impl OpDef {
+    /// The attribute of a kind, if there is one.
+    pub fn attr_of(&self, kind: AttrKind) -> Option<&'static str> {
+        self.attrs.iter().find(|(_, k)| *k == kind).map(|(n, _)| *n)
+    }
 }
 
 /// Computes results from operands.

@@ -357,7 +357,17 @@ impl Executor {
                     global: &p.buffer(*id).global,
                 };
                 let inputs: Vec<Shard<'_>> = inputs.iter().map(shard).collect();
-                let outputs: Vec<Shard<'_>> = outputs.iter().map(shard).collect();
+                let mut outputs: Vec<Shard<'_>> = outputs.iter().map(shard).collect();
+                let whole = op.batch_dim().zip(place.micro_batch).zip(outputs.first().copied());
+                let whole = whole.map(|((d, m), of)| {
+                    let (mut origin, mut global) = (of.origin.to_vec(), of.global.to_vec());
+                    origin[d] += m * global[d];
+                    global[d] *= job.micro_batches;
+                    (origin, global)
+                });
+                if let (Some((origin, global)), Some(first)) = (&whole, outputs.first_mut()) {
+                    (first.origin, first.global) = (origin, global);
+                }
                 let mut run = || device.compute(op, &inputs, &outputs);
                 match permits {
                     Some(permits) => permits.with(run)?,

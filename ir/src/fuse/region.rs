@@ -1,7 +1,7 @@
 //! Stretches of a graph that are rewritten one at a time, and what makes two of them the same.
 //!
 //! A region is a range of forward nodes: a block of a run ([`crate::blocks`]), or what lies between, cut where it is long and
-//! around nodes of which more than the first result is used. Values from outside are anonymous, so that equal blocks give
+//! around nodes of which more than the first result is used, and random draws, of which no two are the same. Values from outside are anonymous, so that equal blocks give
 //! equal keys, except masks: what they are made of is part of the key, and rules may look into it.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::DType;
 use crate::blocks;
 use crate::graph::{Def, Graph, NodeId, Section, ValueId};
-use crate::op::Op;
+use crate::op::{AttrKind, Op};
 use crate::tensor::Type;
 
 /// Longer stretches are cut.
@@ -18,33 +18,36 @@ const LONGEST: usize = 320;
 
 /// The regions of the forward nodes, in order; `used` tells which values something reads.
 pub(super) fn regions(graph: &Graph, used: impl Fn(ValueId) -> bool) -> Vec<Range<usize>> {
-    let several = |n: usize| graph.nodes[n].outputs[1..].iter().any(|&v| used(v));
+    let apart = |n: usize| {
+        let n = &graph.nodes[n];
+        n.outputs[1..].iter().any(|&v| used(v)) || n.op.def.attr_of(AttrKind::Seed).is_some()
+    };
     let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
     let mut found = Vec::new();
     let mut at = 0;
     // A short graph is one region, so that no form lies across a border.
     let runs = if forward <= LONGEST { Vec::new() } else { blocks::runs(graph) };
     for run in runs {
-        cut(&several, at..run.start, &mut found);
+        cut(&apart, at..run.start, &mut found);
         for block in 0..run.count {
             let start = run.start + block * run.period;
-            cut(&several, start..start + run.period, &mut found);
+            cut(&apart, start..start + run.period, &mut found);
         }
         at = run.end();
     }
-    cut(&several, at..forward, &mut found);
+    cut(&apart, at..forward, &mut found);
     found
 }
 
-/// Cuts a range around nodes with several results, and where it is long.
-fn cut(several: &impl Fn(usize) -> bool, range: Range<usize>, found: &mut Vec<Range<usize>>) {
+/// Cuts a range around nodes that stand apart, and where it is long.
+fn cut(apart: &impl Fn(usize) -> bool, range: Range<usize>, found: &mut Vec<Range<usize>>) {
     let end = range.end;
     let mut start = range.start;
     for at in range {
-        let several = several(at);
-        if several || at - start == LONGEST {
+        let apart = apart(at);
+        if apart || at - start == LONGEST {
             found.push(start..at);
-            start = at + usize::from(several);
+            start = at + usize::from(apart);
         }
     }
     found.push(start..end);

@@ -34,6 +34,7 @@ use crate::graph::{Def, Graph, Init, StateKind, Tied, ValueId};
 use crate::op::OpError;
 use crate::rewrite::RewriteError;
 use crate::tensor::{Tensor, Type};
+use crate::train::draws;
 use crate::weights::{WeightRef, WeightStorage};
 
 /// Nodes lowered for one file, functions unfolded: more is an attack.
@@ -132,7 +133,21 @@ pub(super) fn instantiate(model: &Model, bindings: &Bindings, forms: Forms) -> R
     let internal = |e: RewriteError| vec![Problem::Malformed { place: "the graph".to_string(), why: e.to_string() }];
     let graph = trainable::settle(low.b.finish(), |w| small_constant(model, w)).map_err(internal)?;
     let fused = fuse(&simplify(&graph).map_err(internal)?, forms).map_err(internal)?;
-    take_apart(&fused).map_err(internal)
+    let graph = take_apart(&fused).map_err(internal)?;
+    let dims = if draws::any(&graph) { batch_dims_of_draws(model, bindings, forms, &graph) } else { Vec::new() };
+    Ok(draws::with_batch_dims(graph, &dims))
+}
+
+/// Along which dim the batch lies in each random draw. A batch of one does not show it: then a batch of two is asked.
+fn batch_dims_of_draws(model: &Model, bindings: &Bindings, forms: Forms, graph: &Graph) -> Vec<Option<usize>> {
+    match model.batch_symbol() {
+        Some(batch) if bindings.0.get(batch) == Some(&1) => {
+            let mut two = bindings.clone();
+            two.0.insert(batch.to_string(), 2);
+            instantiate(model, &two, forms).map(|g| draws::told(&g)).unwrap_or_default()
+        }
+        _ => draws::batch_dims(graph),
+    }
 }
 
 /// The types of the inputs under bindings; reports every symbol that is missing, unknown or no size.

@@ -1,5 +1,5 @@
-//! `Dropout` in training: random numbers are a function of seed, step and the element's index in the unsharded tensor, so
-//! shards of any kind drop the same elements.
+//! `Dropout` in training: random numbers are a function of seed, step and the element's index in the unsharded tensor of the
+//! whole batch, so shards of any kind and micro-batches drop the same elements ([`crate::train::draws`]).
 
 use crate::builder::Builder;
 use crate::dtype::DType;
@@ -13,11 +13,11 @@ use crate::ops::support::never;
 use crate::tensor::{Tensor, Type, View, ViewMut};
 
 /// Drops elements at random and scales the others by `1 / (1 - ratio)`. Operands: x, and optionally the step (a scalar),
-/// which varies the choice. Results: y, and the mask of kept elements.
+/// which varies the choice. Results: y, and the mask of kept elements. `batch` is the dim of micro-batches, where known.
 pub static DROPOUT: OpDef = OpDef {
     name: "Dropout",
     doc: "zeros at random elements, the others scaled by 1 / (1 - ratio); and which were kept",
-    attrs: &[("ratio", AttrKind::Float), ("seed", AttrKind::Int)],
+    attrs: &[("ratio", AttrKind::Float), ("seed", AttrKind::Seed), ("batch", AttrKind::BatchDim)],
     onnx: &[OnnxRule { domain: "", op: "Dropout", since: 1, lower: import }],
     infer,
     factors,
@@ -34,6 +34,9 @@ fn infer(op: &Op, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
     let ratio = op.get_float("ratio");
     if !(0.0..1.0).contains(&ratio) {
         return Err(OpError(format!("Dropout with ratio {ratio}; it must be at least 0 and below 1")));
+    }
+    if op.batch_dim().is_some_and(|d| d >= inputs[0].rank()) {
+        return Err(OpError(format!("Dropout of {} has no dim `batch`, {}", inputs[0], op.get_int("batch"))));
     }
     if let Some(step) = inputs.get(1).filter(|t| t.rank() != 0) {
         return Err(OpError(format!("Dropout takes the step as a scalar, not {step}")));
@@ -72,15 +75,16 @@ fn kernel(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(
     let key = mix(mix(op.get_int("seed") as u64 ^ 0x9e37_79b9_7f4a_7c15).wrapping_add(step as u64));
     // Kept when a number uniform in [0, 2^32) is not below this.
     let below = (ratio * 4_294_967_296.0) as u64;
-    let by = strides(&x.global);
+    let by = strides(&y.global);
     let row = x.dims().last().copied().unwrap_or(1);
     if x.ty.numel() == 0 {
         return Ok(());
     }
     by_float!(op, x.dtype(), T => {
         let scale = T::of(1.0 / (1.0 - ratio));
+        let origin = y.origin.clone();
         let rows = x.as_slice::<T>().chunks_exact(row).zip(y.as_mut_slice::<T>().chunks_exact_mut(row));
-        let mut at = x.origin.clone();
+        let mut at = origin.clone();
         for ((x_row, y), mask) in rows.zip(mask.as_mut_slice::<u8>().chunks_exact_mut(row)) {
             let first: usize = at.iter().zip(&by).map(|(a, b)| a * b).sum();
             for (i, ((x, y), mask)) in x_row.iter().zip(y).zip(mask).enumerate() {
@@ -91,10 +95,10 @@ fn kernel(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(
             }
             for d in (0..at.len().saturating_sub(1)).rev() {
                 at[d] += 1;
-                if at[d] < x.origin[d] + x.dims()[d] {
+                if at[d] < origin[d] + x.dims()[d] {
                     break;
                 }
-                at[d] = x.origin[d];
+                at[d] = origin[d];
             }
         }
         Ok(())
@@ -105,7 +109,7 @@ fn kernel(op: &Op, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<(
 fn import(cx: &mut ImportCx<'_>) -> Result<Vec<ValueId>, OpError> {
     let x = cx.input(0)?;
     // Each node draws its own numbers, unless its seed is given.
-    let own = cx.b.graph().nodes.len() as i64;
+    let own = cx.b.graph().nodes.iter().filter(|n| std::ptr::eq(n.op.def, &DROPOUT)).count() as i64;
     let seed = cx.attr_int("seed", own);
     let (mut ratio, mut training) = (f64::from(cx.attr_float("ratio", 0.5)), false);
     if cx.opset < 7 {

@@ -456,7 +456,7 @@ impl Parser {
         };
         self.expect("=")?;
         let attr = match kind {
-            AttrKind::Int => Attr::Int(self.number("an integer")?),
+            AttrKind::Int | AttrKind::Seed | AttrKind::BatchDim => Attr::Int(self.number("an integer")?),
             AttrKind::Ints => Attr::Ints(self.list("[", "]", |p| p.number("an integer"))?),
             AttrKind::Float => Attr::Float(self.number("a number")?),
             AttrKind::Bool => match self.element()?.as_str() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::factor::{FactorId, ReduceKind};
 use crate::graph::{Def, Graph, Node, NodeId, Section, ValueId};
-use crate::op::Attr;
+use crate::op::{Attr, AttrKind};
 use crate::tensor::Tensor;
 use crate::{convert, interp};
 
@@ -54,6 +54,16 @@ pub fn micro_batchable(graph: &Graph) -> Result<(), Vec<Reason>> {
                 let reason = format!("operand {i} is a sum over the batch, of which a micro-batch has only a part");
                 found.push(Reason { node: n.of, place: format!("the gradient of {} ({})", n.name, n.op), reason });
             }
+        }
+    }
+    for id in graph.node_ids() {
+        let n = graph.node(id);
+        if n.op.def.attr_of(AttrKind::BatchDim).is_some()
+            && let Batch::Dim(d) = state[n.outputs[0].index()]
+            && n.op.batch_dim() != Some(d)
+        {
+            let reason = format!("draws by the place in the batch, along dim {d}, which it was not told");
+            found.push(Reason { node: Some(id), place: format!("node {id} ({}, {})", n.name, n.op), reason });
         }
     }
     for o in &graph.outputs {

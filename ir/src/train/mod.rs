@@ -18,6 +18,7 @@
 //! the one holds for the other.
 
 pub mod autodiff;
+pub mod draws;
 pub mod loss;
 pub mod micro_batch;
 mod noise;
@@ -145,7 +146,8 @@ pub fn prepare(forward: &Graph, options: &TrainOptions) -> Result<Prepared, Trai
     let (graph, name) = loss::attach(forward, &options.loss)?;
     let graph = precision::rewrite(&graph, &options.precision)?;
     let split = loss::split(&graph, &name)?;
-    Ok(Prepared { graph: order::stateless_first(split.graph), ..split })
+    let graph = draws::with_step(split.graph, &options.optimizer);
+    Ok(Prepared { graph: order::stateless_first(graph), ..split })
 }
 
 /// Makes the graph of a training step: see the module.

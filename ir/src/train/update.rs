@@ -2,7 +2,7 @@
 //!
 //! Per trained parameter `NAME`: the gradient (sum over micro-batches and stages, divided by the loss's count), clipped
 //! when asked, then the optimizer's operator, which writes the parameter and its states `adam.m/NAME`, `adam.v/NAME` or
-//! `sgd.momentum/NAME`. AdamW counts steps in one more state, `adam.step`. Parameters that the loss does not reach are
+//! `sgd.momentum/NAME`. AdamW counts steps in one more state, `adam.step` (`sgd.step` where there is dropout). Parameters that the loss does not reach are
 //! left alone, as PyTorch does with parameters without gradient.
 
 use crate::builder::Builder;
@@ -13,7 +13,7 @@ use crate::ops::optimizer::{AdamW, Sgd};
 use crate::tensor::Type;
 
 use super::autodiff::Gradients;
-use super::{LOSS, TrainOptions};
+use super::{LOSS, TrainOptions, draws};
 
 /// How parameters follow their gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -118,8 +118,8 @@ pub fn append(b: &mut Builder, totals: &Totals, options: &TrainOptions, scale: f
         clip(b, &mut gradients, limit)?;
     }
     let step = match &options.optimizer {
-        Optimizer::AdamW(_) => Some(step_count(b)?),
-        Optimizer::Sgd(_) => None,
+        Optimizer::Sgd(_) if !draws::any(b.graph()) => None,
+        _ => Some(step_count(b, &options.optimizer)?),
     };
     for &(s, grad) in &gradients {
         parameter(b, s, grad, &options.optimizer, step)?;
@@ -164,10 +164,10 @@ fn clip(b: &mut Builder, gradients: &mut [(StateId, ValueId)], limit: f64) -> Re
     Ok(())
 }
 
-/// `adam.step`, counted up: 1 in the first step.
-fn step_count(b: &mut Builder) -> Result<ValueId, OpError> {
-    b.name = "adam.step".into();
-    let s = b.state("adam.step", StateKind::Optimizer, Type::new(DType::F32, []), Init::Zeros, None);
+/// The count of steps, counted up: 1 in the first step.
+fn step_count(b: &mut Builder, optimizer: &Optimizer) -> Result<ValueId, OpError> {
+    let s = draws::step_state(b, optimizer);
+    b.name = b.graph().state(s).name.clone();
     let one = b.scalar(DType::F32, 1.0);
     let old = b.graph().state(s).read;
     let new = b.add(old, one)?;

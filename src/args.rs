@@ -300,7 +300,7 @@ pub enum OverlapArg {
 pub struct ExplainArgs {
     /// The plan
     pub plan: PathBuf,
-    /// Operators whose name, scope or type contains this
+    /// Operators and states whose name, scope or type contains this
     pub op: Option<String>,
 }
 

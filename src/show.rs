@@ -38,6 +38,15 @@ pub fn strategy(by_axis: &BTreeMap<String, String>) -> String {
     if words.is_empty() { "replicated".into() } else { words.join(", ") }
 }
 
+/// What another choice costs more per step: `+1.2 ms (3.4 %)`, `as good`.
+pub fn extra(extra_s: f64, step_s: f64) -> String {
+    if extra_s <= 1e-6 * step_s {
+        "as good".into()
+    } else {
+        format!("+{} ({})", seconds(extra_s), percent(extra_s / step_s))
+    }
+}
+
 /// Text in columns: every column as wide as its widest cell. Columns of numbers (all cells but the first row's start with a
 /// digit) are set to the right.
 pub fn columns(rows: &[Vec<String>]) -> String {

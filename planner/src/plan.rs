@@ -20,7 +20,7 @@ use crate::constraints::{Constraints, Objective};
 use crate::execution::{AttentionChoice, Operators, Overlap};
 use crate::mesh::{AxisId, AxisName, Mesh, MeshAxis};
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph, Workload};
-use crate::search::Found;
+use crate::search::{Found, NextBests};
 use crate::simulate::StagePrediction;
 use crate::space::specs;
 use crate::spec::{Spec, Strategy, Use};
@@ -164,6 +164,28 @@ pub struct OperatorEntry {
     pub inputs: Vec<String>,
     /// Specs of results.
     pub outputs: Vec<String>,
+    /// The best other strategy, all else chosen anew on the same mesh, and its price; none where nothing else fits, or none
+    /// was found in time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_best: Option<NextStrategy>,
+}
+
+/// Another strategy of a class of nodes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NextStrategy {
+    /// As that of [`OperatorEntry`].
+    pub strategy: BTreeMap<String, String>,
+    /// Seconds per step that the best plan with it takes more, by the ILP's costs; 0: as good.
+    pub extra_s: f64,
+}
+
+/// Another storage of a class of states.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NextStorage {
+    /// As that of [`StateEntry`].
+    pub storage: String,
+    /// See [`NextStrategy`].
+    pub extra_s: f64,
 }
 
 /// A class of states.
@@ -175,6 +197,9 @@ pub struct StateEntry {
     pub count: usize,
     /// As stored.
     pub storage: String,
+    /// The best other storage, as [`OperatorEntry::next_best`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_best: Option<NextStorage>,
 }
 
 /// An input.
@@ -356,15 +381,22 @@ impl Plan {
                 cuts,
             },
             recompute: best.candidate.recompute,
-            operators: operators(step, a),
+            operators: operators(step, a, &found.next_bests),
             states: step
                 .blocks
                 .states
                 .iter()
-                .map(|members| StateEntry {
+                .enumerate()
+                .map(|(class, members)| StateEntry {
                     name: step.graph.state(members[0]).name.clone(),
                     count: members.len(),
                     storage: a.storage(members[0]).show(&a.mesh),
+                    next_best: found
+                        .next_bests
+                        .states
+                        .get(class)
+                        .and_then(Option::as_ref)
+                        .map(|n| NextStorage { storage: n.choice.show(&a.mesh), extra_s: n.extra_s }),
                 })
                 .collect(),
             inputs: step
@@ -575,7 +607,7 @@ impl Plan {
     }
 }
 
-fn operators(step: &StepGraph, a: &Assignment) -> Vec<OperatorEntry> {
+fn operators(step: &StepGraph, a: &Assignment, next: &NextBests) -> Vec<OperatorEntry> {
     let show = |s: Spec| s.show(&a.mesh);
     step.blocks
         .nodes
@@ -599,6 +631,11 @@ fn operators(step: &StepGraph, a: &Assignment) -> Vec<OperatorEntry> {
                 strategy: print_strategy(strategy, &rule, &a.mesh),
                 inputs: (0..n.inputs.len()).map(|i| show(strategy.input_spec(&rule, i))).collect(),
                 outputs: (0..n.outputs.len()).map(|i| show(strategy.output_spec(&rule, i))).collect(),
+                next_best: next
+                    .operators
+                    .get(class)
+                    .and_then(Option::as_ref)
+                    .map(|n| NextStrategy { strategy: print_strategy(&n.choice, &rule, &a.mesh), extra_s: n.extra_s }),
             }
         })
         .collect()

@@ -27,6 +27,7 @@
 
 pub mod candidates;
 mod cuts;
+mod next_best;
 mod outcome;
 mod queue;
 mod spread;
@@ -61,7 +62,8 @@ use queue::{Queue, Waiting};
 use spread::Spread;
 
 pub use candidates::{Candidate, candidates, micro_batches};
-pub use outcome::{Alternative, Certificate, Closest, Found, SearchError, Solved};
+pub use next_best::{NextBest, NextBests};
+pub use outcome::{Alternative, Certificate, Chosen, Closest, Found, SearchError, Solved};
 
 /// Where graphs come from: the file, for a batch size.
 pub trait GraphSource {
@@ -323,7 +325,8 @@ impl<'a> Search<'a> {
             solved: t.solved,
             cut_short: t.cut_short,
         };
-        Ok(Found { best: *best, certificate, alternatives, memory_limit: self.limit })
+        let next_bests = self.next_bests(&best);
+        Ok(Found { best: *best, certificate, alternatives, next_bests, memory_limit: self.limit })
     }
 
     /// Puts a candidate into the queue with its own bound, which is at least `floor`; or its variants, if it cannot fit.
@@ -633,8 +636,10 @@ impl<'a> Search<'a> {
             }
             if fits {
                 let ilp_objective_s = value(solution.objective);
+                let solution = (!memory).then_some(Chosen { limits, choice: solution.choice });
+                let candidate = c.clone();
                 let solved =
-                    Solved { candidate: c.clone(), assignment, prediction, ilp_objective_s, notes: space.notes, step };
+                    Solved { candidate, assignment, prediction, ilp_objective_s, solution, notes: space.notes, step };
                 return Ok((Outcome::Solved(Box::new(solved), bound), others.filter(|_| !unlimited)));
             }
             if unlimited {
@@ -663,6 +668,7 @@ impl<'a> Search<'a> {
                 ilp_objective_s: prediction.step_time_s,
                 assignment,
                 prediction,
+                solution: None,
                 notes: space.notes,
                 step,
             };

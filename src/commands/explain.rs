@@ -42,6 +42,11 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         println!("{}", heading(entry, &node.scope));
         let found = strategies::of_node(&graph, node, &assignment.mesh);
         println!("  split     {}", show::strategy(&entry.strategy));
+        let price = |extra_s| show::extra(extra_s, plan.predicted.step_time_s);
+        match &entry.next_best {
+            Some(n) => println!("  next best {}: {}", show::strategy(&n.strategy), price(n.extra_s)),
+            None => println!("  next best no other split that the search allows and that fits"),
+        }
         for (i, (&v, spec)) in node.inputs.iter().zip(&entry.inputs).enumerate() {
             println!("  {} {:<28} {spec}", if i == 0 { "operands " } else { "         " }, format!("{}", graph.ty(v)));
         }
@@ -51,6 +56,20 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         println!("  possible  {} ways on this mesh", found.list.len());
         for u in &found.unavailable {
             println!("  not       {u}");
+        }
+    }
+    for (members, entry) in blocks.states.iter().zip(&plan.states) {
+        let mut names = members.iter().map(|s| graph.state(*s).name.to_lowercase());
+        if !names.any(|n| n.contains(&wanted)) {
+            continue;
+        }
+        shown += 1;
+        let alike = if entry.count > 1 { format!(", {} alike", entry.count) } else { String::new() };
+        println!("state {} {}{alike}", entry.name, graph.ty(graph.state(members[0]).read));
+        println!("  stored    {}", entry.storage);
+        match &entry.next_best {
+            Some(n) => println!("  next best {}: {}", n.storage, show::extra(n.extra_s, plan.predicted.step_time_s)),
+            None => println!("  next best no other storage that the search allows and that fits"),
         }
     }
     if shown == 0 {

@@ -130,6 +130,7 @@ pub struct Operator {
     pub name: String,
     pub section: String,
     pub strategy: String,
+    pub next_best: Option<String>,
     pub inputs: Vec<String>,
     pub outputs: Vec<String>,
     pub collectives: Vec<String>,
@@ -339,6 +340,9 @@ fn operator(
         name: if n.scope.is_empty() { n.name.clone() } else { n.scope.clone() },
         section: entry.section.clone(),
         strategy: show::strategy(&entry.strategy),
+        next_best: entry.next_best.as_ref().map(|n| {
+            format!("{}: {}", show::strategy(&n.strategy), show::extra(n.extra_s, plan.predicted.step_time_s))
+        }),
         inputs: entry.inputs.clone(),
         outputs: entry.outputs.clone(),
         collectives: collectives(graph, a, specs, first),

@@ -133,14 +133,14 @@ function timeline() {
 function blocks() {
   const body = at("blocks");
   const search = el("input", { type: "search", placeholder: "Filter operators, scopes, specs, collectives" });
-  body.append(el("p", {}, "A spec gives per tensor dim the mesh axes that shard it; _ is whole; partial sums are combined where a collective is shown. Blocks that repeat are shown once."), search);
+  body.append(el("p", {}, "A spec gives per tensor dim the mesh axes that shard it; _ is whole; partial sums are combined where a collective is shown. Blocks that repeat are shown once. Next best: the best other split with all else chosen anew, and what a step takes more."), search);
   const rows = [];
   data.blocks.forEach((b, i) => {
     const lines = b.ops.map((o) => {
       const row = el("tr", {},
         el("td", {}, el("code", {}, o.op), el("br"), el("small", {}, o.name)),
         el("td", {}, o.section),
-        el("td", {}, o.strategy),
+        el("td", {}, o.strategy, o.next_best ? [el("br"), el("small", {}, `next best ${o.next_best}`)] : []),
         el("td", {}, o.inputs.map((s) => el("div", { class: "spec" }, s))),
         el("td", {}, o.outputs.map((s) => el("div", { class: "spec" }, s))),
         el("td", { class: "comm" }, o.collectives.map((c) => el("div", {}, c))),

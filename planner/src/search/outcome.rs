@@ -5,6 +5,7 @@ use std::rc::Rc;
 use autoshard_cost_models::{Bytes, Category, MemoryBreakdown};
 
 use super::candidates::Candidate;
+use super::next_best::NextBests;
 use crate::assignment::Assignment;
 use crate::request::StepGraph;
 use crate::simulate::Prediction;
@@ -21,8 +22,18 @@ pub struct Solved {
     pub prediction: Prediction,
     /// Objective of the ILP, seconds or bytes; where no optimum within the limits was found, the simulated seconds.
     pub ilp_objective_s: f64,
+    /// The ILP's solution, where the plan is one.
+    pub solution: Option<Chosen>,
     /// Constraints that could not be kept to the letter.
     pub notes: Vec<String>,
+}
+
+/// A solution of the ILP of step time.
+pub struct Chosen {
+    /// Its rows' limits, bytes per stage.
+    pub limits: Vec<u64>,
+    /// By variable.
+    pub choice: Vec<usize>,
 }
 
 /// The best of a mesh that is not the best of all.
@@ -66,6 +77,8 @@ pub struct Found {
     pub certificate: Certificate,
     /// The best of every other mesh that was solved, best first.
     pub alternatives: Vec<Alternative>,
+    /// What else operators and states could do, and at what price.
+    pub next_bests: NextBests,
     /// Bytes a rank may allocate.
     pub memory_limit: u64,
 }

@@ -45,8 +45,9 @@ fn plan(source: &dyn GraphSource, cluster: &Cluster, request: &PlanRequest) -> F
     search(source, cluster, request, None, &|_, _, _| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Every assignment of a one-stage graph, simulated; the least time among those that fit.
-fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanRequest, limit: u64) -> Option<f64> {
+/// Every assignment of a one-stage graph, simulated. Per variable (classes of nodes, of states, inputs) and choice, the least
+/// time among those that fit; infinite where none does.
+fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanRequest, limit: u64) -> Vec<Vec<f64>> {
     let step = request.workload.step(graph, &[], 1, RecomputeChoice::None).unwrap();
     let space = Space::new(&step, mesh, &request.constraints).unwrap();
     let mut times = Times::new(cluster, mesh);
@@ -60,7 +61,7 @@ fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanReque
     let all: usize = sizes.iter().product();
     assert!((2..200_000).contains(&all), "{all} assignments");
     let (nc, sc) = (space.choices.len(), space.storage.len());
-    let mut best: Option<f64> = None;
+    let mut least: Vec<Vec<f64>> = sizes.iter().map(|s| vec![f64::INFINITY; *s]).collect();
     for mut n in 0..all {
         let pick: Vec<usize> = sizes.iter().map(|s| (n % s, n /= s).0).collect();
         let strategy = |c: &u32| -> Strategy { space.choices[*c as usize][pick[*c as usize]].strategy.clone() };
@@ -81,11 +82,18 @@ fn exhaustive(graph: &Graph, mesh: &Mesh, cluster: &Cluster, request: &PlanReque
             ..Assignment::single(&step.graph)
         };
         let p = simulate(&step.graph, &step.blocks, &a, &mut times);
-        if p.peak() <= limit && best.is_none_or(|b| p.step_time_s < b) {
-            best = Some(p.step_time_s);
+        if p.peak() <= limit {
+            for (of, &k) in least.iter_mut().zip(&pick) {
+                of[k] = of[k].min(p.step_time_s);
+            }
         }
     }
-    best
+    least
+}
+
+/// The least of all.
+fn optimum(least: &[Vec<f64>]) -> Option<f64> {
+    least[0].iter().copied().reduce(f64::min).filter(|t| t.is_finite())
 }
 
 /// The plan is the best of all assignments, with ample memory and with memory that binds.
@@ -115,7 +123,8 @@ fn the_optimum_is_that_of_exhaustive_enumeration() {
                 request.constraints.pp = Some(1);
                 request.constraints.memory_limit = Some(limit);
                 let mesh = Mesh::new([(if axis == "tp" { AxisName::Tp } else { AxisName::Dp }, 2)]);
-                let best = exhaustive(&graph, &mesh, &cluster, &request, limit);
+                let least = exhaustive(&graph, &mesh, &cluster, &request, limit);
+                let best = optimum(&least);
                 let found = search(&source, &cluster, &request, None, &|_, _, _| {});
                 match (best, found) {
                     (Some(best), Ok(found)) => {
@@ -125,6 +134,9 @@ fn the_optimum_is_that_of_exhaustive_enumeration() {
                             "{axis} hidden={hidden} limit={limit}: {time} is not {best}"
                         );
                         assert!(found.certificate.bound <= time * (1.0 + 1e-9));
+                        if limit == u64::MAX {
+                            next_bests_are_right(&found, &mesh, &request, &least);
+                        }
                     }
                     (None, Err(SearchError::Memory { .. })) => {}
                     (best, found) => panic!("{best:?} but {:?}", found.map(|f| f.best.prediction)),
@@ -132,6 +144,37 @@ fn the_optimum_is_that_of_exhaustive_enumeration() {
             }
         }
     }
+}
+
+/// The price of what a class does next best is the difference of the optima.
+fn next_bests_are_right(found: &Found, mesh: &Mesh, request: &PlanRequest, least: &[Vec<f64>]) {
+    let space = Space::new(&found.best.step, mesh, &request.constraints).unwrap();
+    let chosen = &found.best.solution.as_ref().unwrap().choice;
+    let best = optimum(least).unwrap();
+    let next = &found.next_bests;
+    let operators = next.operators.iter().enumerate().map(|(c, n)| {
+        n.as_ref().map(|n| (space.choices[c].iter().position(|x| x.strategy == n.choice).unwrap(), n.extra_s))
+    });
+    let states =
+        next.states.iter().enumerate().map(|(c, n)| {
+            n.as_ref().map(|n| (space.storage[c].iter().position(|x| *x == n.choice).unwrap(), n.extra_s))
+        });
+    let mut with_others = 0;
+    // The ILP rounds each cost to picoseconds.
+    let rounding = 1e-9 * best + 1e-11;
+    for (variable, (found, least)) in operators.chain(states).zip(least).enumerate() {
+        let others = (0..least.len()).filter(|k| *k != chosen[variable]).map(|k| least[k]);
+        let want = others.fold(f64::INFINITY, f64::min) - best;
+        match found {
+            Some((choice, extra_s)) => {
+                with_others += 1;
+                assert!((extra_s - want).abs() <= rounding, "variable {variable}: {extra_s} is not {want}");
+                assert!((least[choice] - best - want).abs() <= rounding, "variable {variable}: not by that choice");
+            }
+            None => assert!(want.is_infinite(), "variable {variable} could do something else for {want}"),
+        }
+    }
+    assert!(with_others > 0);
 }
 
 fn sizes(found: &Found) -> (usize, usize, usize) {

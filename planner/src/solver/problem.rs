@@ -233,6 +233,17 @@ impl Problem {
         }
     }
 
+    /// Excludes a strategy of a node.
+    pub fn forbid(&mut self, node: usize, strategy: usize) {
+        match self.nodes.get_mut(node).and_then(|n| n.costs.get_mut(strategy)) {
+            Some(cost) => *cost = FORBIDDEN,
+            None => drop(
+                self.invalid
+                    .get_or_insert(format!("node {node} cannot be forbidden strategy {strategy}: no such choice")),
+            ),
+        }
+    }
+
     /// Requires that all these nodes take the strategy of the same index.
     pub fn add_group(&mut self, nodes: Vec<usize>) {
         self.groups.push(nodes);

@@ -48,7 +48,7 @@ fn the_optimum_of_the_problem_is_below_that_of_the_simulation() {
         for axis in [AxisName::Tp, AxisName::Dp] {
             let mesh = Mesh::new([(axis, 2)]);
             let request = PlanRequest::new(Workload::infer(batch));
-            let best = exhaustive(&graph, &mesh, &cluster, &request, u64::MAX).unwrap();
+            let best = optimum(&exhaustive(&graph, &mesh, &cluster, &request, u64::MAX)).unwrap();
             let step = request.workload.step(&graph, &[], 1, RecomputeChoice::None).unwrap();
             let space = Space::new(&step, &mesh, &request.constraints).unwrap();
             let pace = Pace { micro_batches: 1, schedule: Schedule::OneF1B, chunks: 1 };

@@ -1,7 +1,7 @@
 //! Latency of small problems: random ones of about a hundred nodes with about ten strategies, and those that planning some models posed.
 //!
-//! `cargo bench -p autoshard-planner --bench solver [-- COUNT]` prints quantiles of the wall time of one call, per kind of problem and
-//! method. `COUNT` is the number of random problems per kind. The real ones are in `planner.jsonl.gz`: one problem per line, as
+//! `cargo bench --workspace --features autoshard-planner/microlp --bench solver [-- COUNT]` prints quantiles of the wall time of one call,
+//! per kind of problem and method; those of integer programs on every tenth problem, with 5 s for each. `COUNT` is the number of random problems per kind. The real ones are in `planner.jsonl.gz`: one problem per line, as
 //! the planner passed it to the solver with its cut-off, from the model named in the line (training, batch of 64, on DGX H100).
 
 use autoshard_planner::solver::{Matrix, Method, Options, Phase, Problem, SolveError, solve};
@@ -149,7 +149,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("posed by the planner", planner()?),
     ];
     for (name, problems) in kinds {
-        for (method, label, share) in [(Method::Auto, "all", 1), (Method::Ilp, "HiGHS after reductions", 25)] {
+        let methods = [
+            (Method::Auto, "all", 1),
+            (Method::Ilp, "HiGHS after reductions", 10),
+            #[cfg(feature = "microlp")]
+            (Method::Microlp, "microlp after reductions", 10),
+        ];
+        for (method, label, share) in methods {
             let (mut times, mut proven) = (vec![], 0);
             // What reductions take alone, and how often they leave nothing.
             let (mut reducing, mut reduced) = (vec![], 0);

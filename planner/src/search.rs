@@ -689,6 +689,7 @@ impl<'a> Search<'a> {
             relative_gap: self.request.gap,
             seed: self.request.seed,
             interrupt: self.interrupt.clone(),
+            explain: false,
             ..Options::default()
         }
     }

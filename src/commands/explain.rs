@@ -45,7 +45,9 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         let price = |extra_s| show::extra(extra_s, plan.predicted.step_time_s);
         match &entry.next_best {
             Some(n) => println!("  next best {}: {}", show::strategy(&n.strategy), price(n.extra_s)),
-            None => println!("  next best no other split that the search allows and that fits"),
+            None => println!(
+                "  next best none that fits within the rules of the search: dp splits the batch, tp splits products"
+            ),
         }
         for (i, (&v, spec)) in node.inputs.iter().zip(&entry.inputs).enumerate() {
             println!("  {} {:<28} {spec}", if i == 0 { "operands " } else { "         " }, format!("{}", graph.ty(v)));
@@ -69,7 +71,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         println!("  stored    {}", entry.storage);
         match &entry.next_best {
             Some(n) => println!("  next best {}: {}", n.storage, show::extra(n.extra_s, plan.predicted.step_time_s)),
-            None => println!("  next best no other storage that the search allows and that fits"),
+            None => println!("  next best none that fits within the pins"),
         }
     }
     if shown == 0 {

@@ -1,12 +1,13 @@
 //! Which constraints are in each other's way when no choice is feasible.
 //!
-//! Constraints are the limits of rows, the forbidden pairs of edges, the fixed or forbidden strategies of nodes, and groups. What is found
-//! conflicts, and is *irreducible*: without any one of it, a choice exists. It is smallest where one constraint conflicts by itself
-//! (that is looked for first); among larger conflicts there may be one of fewer members, since finding the smallest of all is as hard as
-//! trying all sets.
+//! Constraints are the limits of rows, the forbidden pairs of edges, the fixed or forbidden strategies of nodes, and groups. What is
+//! found conflicts, and is *irreducible*: without any one of it, a choice exists. Then `smallest` looks for a conflict of fewer
+//! members, or proves that there is none. All of it within the limit of time; a conflict says what is proven of it.
 //!
 //! Constraints are dropped in runs, which double where what is left still conflicts and halve where it does not, so few
 //! questions are asked when few of many constraints matter. Costs are zero meanwhile.
+
+mod smallest;
 
 use super::drive;
 use super::problem::{FORBIDDEN, Matrix, Node, Problem, RANGE};
@@ -14,7 +15,7 @@ use super::result::{Conflict, Options, SolveError};
 use std::sync::Arc;
 use std::time::Instant;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Constraint {
     Row(usize),
     Edge(usize),
@@ -22,11 +23,14 @@ enum Constraint {
     Group(usize),
 }
 
-/// An irreducible set of constraints that no choice satisfies. Where time runs out it may be larger, and says so.
+/// A conflict of fewest members, as far as time allows.
 pub(crate) fn find(problem: &Problem, options: &Options, deadline: Instant) -> Result<Conflict, SolveError> {
+    if !options.explain {
+        return Ok(Conflict::default());
+    }
     let p = without_costs(problem);
     if let Some(alone) = alone(&p) {
-        return Ok(conflict(&[alone], true));
+        return Ok(conflict(&[alone], true, true));
     }
     let mut all: Vec<Constraint> = (0..p.limits.len()).map(Constraint::Row).collect();
     all.extend((0..p.edges.len()).filter(|&k| p.edges[k].costs.costs().contains(&FORBIDDEN)).map(Constraint::Edge));
@@ -34,35 +38,86 @@ pub(crate) fn find(problem: &Problem, options: &Options, deadline: Instant) -> R
     all.extend((0..p.nodes.len()).filter(|&k| restricted(&p.nodes[k])).map(Constraint::Node));
     all.extend((0..p.groups.len()).map(Constraint::Group));
 
+    let asked = Asked { p: &p, options, deadline };
     let mut proven = true;
     let mut needed: Vec<Constraint> = vec![];
     let (mut at, mut run) = (0, 1);
     while at < all.len() {
         let end = (at + run).min(all.len());
-        let left = deadline.saturating_duration_since(Instant::now());
-        let conflicts = if left.is_zero() || options.interrupted() {
-            None
-        } else {
-            let quick = Options { time_limit: left, relative_gap: 0.0, cutoff: None, ..options.clone() };
-            let kept: Vec<Constraint> = needed.iter().chain(&all[end..]).copied().collect();
-            drive::feasible(&only(&p, &kept), &quick)?.map(|feasible| !feasible)
-        };
-        match conflicts {
-            Some(true) => (at, run) = (end, 2 * run),
-            Some(false) if end - at > 1 => run = (end - at) / 2,
-            // Without a proof the constraint stays.
-            other => {
-                proven &= other.is_some();
-                if other.is_none() {
-                    needed.extend(&all[at..end]);
-                } else {
-                    needed.push(all[at]);
-                }
+        let kept: Vec<Constraint> = needed.iter().chain(&all[end..]).copied().collect();
+        match asked.choice(&kept)? {
+            Answer::Conflict => (at, run) = (end, 2 * run),
+            Answer::Choice(_) if end - at > 1 => run = (end - at) / 2,
+            Answer::Choice(_) => {
+                needed.push(all[at]);
+                (at, run) = (end, 1);
+            }
+            // Without a proof constraints stay.
+            Answer::Unknown => {
+                proven = false;
+                needed.extend(&all[at..end]);
                 (at, run) = (end, 1);
             }
         }
     }
-    Ok(conflict(&needed, proven))
+    // None conflicts alone, so two are fewest.
+    if !proven || needed.len() <= 2 {
+        return Ok(conflict(&needed, proven, proven));
+    }
+    Ok(match smallest::search(&asked, &all, needed.len())? {
+        smallest::Found::Smaller(members) => conflict(&members, true, true),
+        smallest::Found::NoSmaller => conflict(&needed, true, true),
+        smallest::Found::Unknown => conflict(&needed, true, false),
+    })
+}
+
+/// The problem, and how long it may be asked.
+struct Asked<'a> {
+    p: &'a Problem,
+    options: &'a Options,
+    deadline: Instant,
+}
+
+/// Whether some constraints can hold together.
+enum Answer {
+    /// No.
+    Conflict,
+    /// This choice keeps them.
+    Choice(Vec<usize>),
+    /// Not known in time.
+    Unknown,
+}
+
+impl Asked<'_> {
+    /// Whether some constraints can hold together.
+    fn choice(&self, kept: &[Constraint]) -> Result<Answer, SolveError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || self.options.interrupted() {
+            return Ok(Answer::Unknown);
+        }
+        let quick =
+            Options { time_limit: left, relative_gap: 0.0, cutoff: None, explain: false, ..self.options.clone() };
+        Ok(match drive::any_choice(&only(self.p, kept), &quick)? {
+            Some(Some(choice)) => Answer::Choice(choice),
+            Some(None) => Answer::Conflict,
+            None => Answer::Unknown,
+        })
+    }
+
+    /// Of all constraints those that a choice does not keep.
+    fn broken(&self, all: &[Constraint], choice: &[usize]) -> Vec<Constraint> {
+        let p = self.p;
+        let usage = p.usage(choice);
+        let keeps = |c: &Constraint| match *c {
+            Constraint::Row(k) => usage[k] <= p.limits[k],
+            Constraint::Edge(k) => p.edges[k].costs.get(choice[p.edges[k].u], choice[p.edges[k].v]) != FORBIDDEN,
+            Constraint::Node(k) => {
+                p.nodes[k].costs[choice[k]] != FORBIDDEN && p.nodes[k].fixed.is_none_or(|f| f == choice[k])
+            }
+            Constraint::Group(k) => p.groups[k].windows(2).all(|w| choice[w[0]] == choice[w[1]]),
+        };
+        all.iter().filter(|c| !keeps(c)).copied().collect()
+    }
 }
 
 /// A constraint that no choice satisfies even without all others.
@@ -136,8 +191,8 @@ fn only(p: &Problem, kept: &[Constraint]) -> Problem {
     q
 }
 
-fn conflict(members: &[Constraint], irreducible: bool) -> Conflict {
-    let mut out = Conflict { irreducible, ..Conflict::default() };
+fn conflict(members: &[Constraint], irreducible: bool, smallest: bool) -> Conflict {
+    let mut out = Conflict { irreducible, smallest, ..Conflict::default() };
     for &member in members {
         match member {
             Constraint::Row(k) => out.rows.push(k),

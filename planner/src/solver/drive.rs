@@ -85,22 +85,22 @@ pub(crate) fn solve(problem: &Problem, options: &Options) -> Result<Solution, So
     }
 }
 
-/// Whether a problem, all of whose costs are zero, has a feasible choice; none when time ran out.
-pub(crate) fn feasible(problem: &Problem, options: &Options) -> Result<Option<bool>, SolveError> {
+/// A feasible choice of a problem all of whose costs are zero, if it has one; none when time ran out.
+pub(crate) fn any_choice(problem: &Problem, options: &Options) -> Result<Option<Option<Vec<usize>>>, SolveError> {
     let mut solver = Solver::new(options, Instant::now() + options.time_limit);
     solver.on = Reductions::ALL;
-    let Some((core, _)) = reduce_root(problem, &mut solver) else { return Ok(Some(false)) };
+    let Some((core, undo)) = reduce_root(problem, &mut solver) else { return Ok(Some(None)) };
+    let mut choice = vec![0; core.nodes.len()];
     let mut unknown = false;
     for part in components(&core) {
         let out = solver.part(extract(&core, &part), None, None)?;
-        if out.found.is_none() {
-            if out.bound == Total::MAX {
-                return Ok(Some(false));
-            }
-            unknown = true;
+        match out.found {
+            Some((_, found)) => part.iter().zip(found).for_each(|(&node, c)| choice[node] = c),
+            None if out.bound == Total::MAX => return Ok(Some(None)),
+            None => unknown = true,
         }
     }
-    Ok((!unknown).then_some(true))
+    Ok((!unknown).then(|| Some(undo.expand(&choice))))
 }
 
 /// The problem after reductions, none when they show that no choice is feasible.
@@ -176,7 +176,7 @@ impl Solver<'_> {
 
     /// Solves one component. `start` may be infeasible.
     fn part(&mut self, g: Graph, cutoff: Option<Total>, start: Option<Vec<usize>>) -> Result<Outcome, SolveError> {
-        if self.options.method == Method::Ilp {
+        if self.options.method.is_program() {
             if g.nodes.is_empty() {
                 return Ok(Outcome { found: Some((g.constant, vec![])), bound: g.constant });
             }

@@ -54,6 +54,21 @@ pub enum Method {
     WithoutIlp,
     /// HiGHS alone. Its bound is lowered by its tolerances, so it can stay below an optimum.
     Ilp,
+    /// microlp alone, to compare with: exact only up to its tolerances, and slow.
+    #[cfg(feature = "microlp")]
+    Microlp,
+}
+
+impl Method {
+    /// Whether a solver of integer programs does everything.
+    pub(crate) fn is_program(self) -> bool {
+        match self {
+            Method::Auto | Method::WithoutIlp => false,
+            Method::Ilp => true,
+            #[cfg(feature = "microlp")]
+            Method::Microlp => true,
+        }
+    }
 }
 
 /// How to solve.
@@ -71,6 +86,8 @@ pub struct Options {
     pub threads: usize,
     /// Set by another thread (Ctrl-C) to stop as if time had run out.
     pub interrupt: Option<Arc<AtomicBool>>,
+    /// Whether to look for the smallest conflict when no choice is feasible; else the error names none.
+    pub explain: bool,
     /// Exact reductions to apply.
     pub reductions: Reductions,
     /// What to use after them.
@@ -86,6 +103,7 @@ impl Default for Options {
             seed: 0,
             threads: 1,
             interrupt: None,
+            explain: true,
             reductions: Reductions::ALL,
             method: Method::Auto,
         }
@@ -168,8 +186,8 @@ impl Solution {
     }
 }
 
-/// Constraints that cannot hold together; dropping any one of them leaves a set that can. It is a single one where one conflicts by
-/// itself; a larger conflict is irreducible, though there may be another of fewer members.
+/// Constraints that cannot hold together; dropping any one of them leaves a set that can, and no other conflict has fewer
+/// members, as far as proven. Empty where it was not asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conflict {
     /// Rows whose limits take part.
@@ -182,11 +200,16 @@ pub struct Conflict {
     pub groups: Vec<usize>,
     /// Whether the set is proven irreducible. If time ran out, it conflicts but may be larger than needed.
     pub irreducible: bool,
+    /// Whether it is proven that no conflict has fewer members.
+    pub smallest: bool,
 }
 
 impl std::fmt::Display for Conflict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let parts = [("rows", &self.rows), ("edges", &self.edges), ("nodes", &self.nodes), ("groups", &self.groups)];
+        if parts.iter().all(|(_, v)| v.is_empty()) {
+            return f.write_str("all constraints");
+        }
         let parts: Vec<String> =
             parts.iter().filter(|(_, v)| !v.is_empty()).map(|(name, v)| format!("{name} {v:?}")).collect();
         f.write_str(&parts.join(", "))
@@ -214,7 +237,7 @@ pub enum SolveError {
         /// Proven lower bound on the cost of any choice.
         bound: Total,
     },
-    /// HiGHS failed.
-    #[error("HiGHS failed: {0}")]
+    /// A solver of integer programs failed.
+    #[error("the solver of integer programs failed: {0}")]
     Backend(String),
 }

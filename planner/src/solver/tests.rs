@@ -47,17 +47,40 @@ fn optimum_is_equal_with_every_subset_of_reductions() {
 #[test]
 fn integer_program_agrees_with_enumeration() {
     for seed in 0..150 {
+        programs_agree(seed, Method::Ilp);
+        #[cfg(feature = "microlp")]
+        programs_agree(seed, Method::Microlp);
+    }
+}
+
+/// A choice that costs the cut-off or more is none; one that costs a little less is found.
+#[test]
+fn integer_program_keeps_a_cut_off() {
+    for seed in 0..100 {
         let p = random_problem(seed, 5, 4);
-        let reductions = if seed % 2 == 0 { Reductions::NONE } else { Reductions::ALL };
-        let options = Options { method: Method::Ilp, reductions, ..Options::default() };
-        match (enumerate(&p), solve(&p, &options)) {
-            (Some((cost, _)), Ok(s)) => {
-                assert_eq!((p.objective(&s.choice), s.objective), (Some(cost), cost), "seed {seed}");
-                assert!(s.bound <= cost && s.gap() < 1e-8, "seed {seed}: bound {} of {cost}", s.bound);
-            }
-            (None, Err(SolveError::Infeasible(_))) => {}
-            (expected, got) => panic!("seed {seed}: expected {expected:?}, got {got:?}"),
+        let Some((cost, _)) = enumerate(&p) else { continue };
+        let options = |cutoff| Options { method: Method::Ilp, cutoff: Some(cutoff), ..Options::default() };
+        let below = 1 + cost.abs() / 1_000_000;
+        assert_eq!(solve(&p, &options(cost + below)).unwrap().objective, cost, "seed {seed}");
+        match solve(&p, &options(cost - below)) {
+            Err(SolveError::CutOff { bound }) => assert!(bound <= cost, "seed {seed}"),
+            Err(SolveError::NoChoice { bound }) => assert!(bound <= cost, "seed {seed}"),
+            got => panic!("seed {seed}: {got:?}"),
         }
+    }
+}
+
+fn programs_agree(seed: u64, method: Method) {
+    let p = random_problem(seed, 5, 4);
+    let reductions = if seed % 2 == 0 { Reductions::NONE } else { Reductions::ALL };
+    let options = Options { method, reductions, ..Options::default() };
+    match (enumerate(&p), solve(&p, &options)) {
+        (Some((cost, _)), Ok(s)) => {
+            assert_eq!((p.objective(&s.choice), s.objective), (Some(cost), cost), "seed {seed}");
+            assert!(s.bound <= cost && s.gap() < 1e-8, "seed {seed}: bound {} of {cost}", s.bound);
+        }
+        (None, Err(SolveError::Infeasible(_))) => {}
+        (expected, got) => panic!("seed {seed}: expected {expected:?}, got {got:?}"),
     }
 }
 
@@ -125,7 +148,14 @@ fn a_conflict_names_its_members() {
     p.add_usage(c, slack..tight + 1, [5, 5]);
     p.fix(b, 0);
     let Err(SolveError::Infeasible(conflict)) = solve(&p, &Options::default()) else { panic!("infeasible") };
-    let expected = Conflict { rows: vec![tight], edges: vec![0], nodes: vec![b], groups: vec![], irreducible: true };
+    let expected = Conflict {
+        rows: vec![tight],
+        edges: vec![0],
+        nodes: vec![b],
+        groups: vec![],
+        irreducible: true,
+        smallest: true,
+    };
     assert_eq!(conflict, expected);
     assert_eq!(conflict.to_string(), "rows [1], edges [0], nodes [1]");
 }
@@ -362,12 +392,12 @@ fn a_constraint_that_conflicts_alone_is_named_alone() {
     p.add_usage(b, alone..alone + 1, [2, 1]);
     p.add_usage(b, alone..alone + 1, [1, 2]);
     let Err(SolveError::Infeasible(conflict)) = solve(&p, &Options::default()) else { panic!("infeasible") };
-    assert_eq!(conflict, Conflict { rows: vec![alone], irreducible: true, ..Conflict::default() });
+    assert_eq!(conflict, Conflict { rows: vec![alone], irreducible: true, smallest: true, ..Conflict::default() });
 }
 
 #[test]
-fn conflicts_are_irreducible() {
-    let mut sizes = 0;
+fn conflicts_are_irreducible_and_smallest() {
+    let (mut sizes, mut larger) = (0, 0);
     for seed in 0..500 {
         let p = random_problem(seed, 6, 3);
         let Err(SolveError::Infeasible(conflict)) = solve(&p, &Options::default()) else { continue };
@@ -382,8 +412,8 @@ fn conflicts_are_irreducible() {
             }
             enumerate(&q).is_some()
         };
-        let Conflict { rows, edges, nodes, groups, irreducible } = &conflict;
-        assert!(irreducible, "seed {seed}");
+        let Conflict { rows, edges, nodes, groups, irreducible, smallest } = &conflict;
+        assert!(*irreducible && *smallest, "seed {seed}");
         assert!(!only(rows, edges, nodes, groups), "seed {seed}: {conflict} do not conflict");
         let without = |v: &[usize], k: usize| v.iter().copied().filter(|&x| x != k).collect::<Vec<_>>();
         rows.iter().for_each(|&k| assert!(only(&without(rows, k), edges, nodes, groups), "seed {seed}: row {k}"));
@@ -391,6 +421,24 @@ fn conflicts_are_irreducible() {
         nodes.iter().for_each(|&k| assert!(only(rows, edges, &without(nodes, k), groups), "seed {seed}: node {k}"));
         groups.iter().for_each(|&k| assert!(only(rows, edges, nodes, &without(groups, k)), "seed {seed}: group {k}"));
         sizes += 1;
+        // No set of fewer constraints conflicts: all of one member less are tried.
+        let members = rows.len() + edges.len() + nodes.len() + groups.len();
+        let all: Vec<(usize, usize)> = [p.limits.len(), p.edges.len(), p.nodes.len(), p.groups.len()]
+            .iter()
+            .enumerate()
+            .flat_map(|(kind, &n)| (0..n).map(move |k| (kind, k)))
+            .collect();
+        larger += usize::from(members > 2);
+        let mut set: Vec<usize> = (0..members - 1).collect();
+        while !set.is_empty() {
+            let of = |kind| set.iter().map(|&i| all[i]).filter(|(x, _)| *x == kind).map(|(_, k)| k).collect::<Vec<_>>();
+            assert!(only(&of(0), &of(1), &of(2), &of(3)), "seed {seed}: fewer than {conflict}: {set:?}");
+            // The next combination.
+            let n = all.len();
+            let Some(at) = (0..set.len()).rev().find(|&i| set[i] + set.len() - i < n) else { break };
+            let next = set[at] + 1;
+            (at..set.len()).enumerate().for_each(|(step, i)| set[i] = next + step);
+        }
     }
-    assert!(sizes > 50, "{sizes} conflicts");
+    assert!(sizes > 50 && larger > 5, "{sizes} conflicts, {larger} of more than two members");
 }

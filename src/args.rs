@@ -187,7 +187,10 @@ pub struct SearchArgs {
     /// Ranks along data parallelism
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub dp: Option<usize>,
-    /// ZeRO stage: 1 shards optimizer states over data parallelism, 2 gradients too, 3 parameters too
+    /// Ranks along context parallelism, which splits the sequence [default: more than 1 only where no samples are left to split]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub cp: Option<usize>,
+    /// ZeRO stage: 1 shards optimizer states over data (and context) parallelism, 2 gradients too, 3 parameters too
     #[arg(long, value_name = "0..3", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero: Option<u8>,
     /// Whether norms and residuals are split along the sequence over tensor parallelism

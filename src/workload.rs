@@ -217,7 +217,7 @@ fn constraints(
 ) -> Result<Constraints, Failure> {
     let gpus = cluster.gpus();
     let mut problems = Vec::new();
-    for (name, size) in [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp)] {
+    for (name, size) in [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp), ("--cp", s.cp)] {
         if let Some(size) = size.filter(|x| *x == 0 || gpus % x != 0) {
             let valid: Vec<String> = divisors(gpus).iter().take(12).map(usize::to_string).collect();
             problems.push(format!("{name} {size} does not divide {gpus} GPUs (possible: {})", valid.join(", ")));
@@ -228,13 +228,21 @@ fn constraints(
     }
     // Each divides the number of GPUs; together they may not.
     if problems.is_empty() {
-        let product = [s.tp, s.pp, s.dp].into_iter().flatten().map(|x| x as u128).product::<u128>();
-        match (s.tp, s.pp, s.dp) {
-            (Some(tp), Some(pp), Some(dp)) if product != gpus as u128 => {
-                problems.push(format!("--tp {tp} x --pp {pp} x --dp {dp} is {product}, not {gpus} GPUs"));
+        let pins = [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp), ("--cp", s.cp)];
+        let pins: Vec<(&str, usize)> = pins.into_iter().filter_map(|(name, size)| Some((name, size?))).collect();
+        let product = pins.iter().map(|(_, x)| *x as u128).product::<u128>();
+        let said: Vec<String> = pins.iter().map(|(name, x)| format!("{name} {x}")).collect();
+        // Without a pin of cp the others may be meant with one.
+        let all = s.tp.and(s.pp).and(s.dp).is_some();
+        let said = said.join(" x ");
+        match gpus as u128 {
+            n if all && product != n && s.cp.is_none() && n % product == 0 => {
+                problems.push(format!("{said} is {product}, not {gpus} GPUs (with --cp {} it is)", n / product));
             }
-            _ if gpus as u128 % product != 0 => problems
-                .push(format!("the pins of --tp, --pp and --dp make {product} ranks, which do not divide {gpus} GPUs")),
+            n if all && product != n => problems.push(format!("{said} is {product}, not {gpus} GPUs")),
+            n if n % product != 0 => {
+                problems.push(format!("{said} makes {product} ranks, which do not divide {gpus} GPUs"));
+            }
             _ => {}
         }
     }
@@ -247,7 +255,8 @@ fn constraints(
             problems.push(format!("{flag} has no effect {why}"));
         }
     };
-    without_effect("--zero", s.zero.is_some() && s.dp == Some(1), "with --dp 1");
+    let data = s.dp == Some(1) && s.cp.unwrap_or(1) == 1;
+    without_effect("--zero", s.zero.is_some() && data, "with --dp 1");
     without_effect("--zero", s.zero.is_some() && mode == Mode::Infer, "in inference");
     let sequence = s.sequence_parallel != Toggle::Auto;
     without_effect("--sequence-parallel", sequence && s.tp == Some(1), "with --tp 1");
@@ -269,6 +278,7 @@ fn constraints(
         tp: s.tp,
         pp: s.pp,
         dp: s.dp,
+        cp: s.cp,
         zero: s.zero,
         sequence_parallel: match s.sequence_parallel {
             Toggle::On => Some(true),

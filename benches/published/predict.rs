@@ -61,7 +61,7 @@ pub fn request(c: &Config) -> PlanRequest {
     let mut request = PlanRequest::new(workload);
     request.gap = 0.01;
     let pins = &mut request.constraints;
-    (pins.tp, pins.pp, pins.dp) = (Some(c.tp), Some(c.pp), Some(c.dp));
+    (pins.tp, pins.pp, pins.dp, pins.cp) = (Some(c.tp), Some(c.pp), Some(c.dp), Some(c.cp));
     pins.weights_stay = true;
     pins.zero = Some(c.zero);
     pins.sequence_parallel = Some(c.sequence_parallel);

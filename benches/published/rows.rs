@@ -147,9 +147,6 @@ fn config(row: &Row) -> Result<Config, &'static str> {
     let pp = number(row, "pp").ok_or(missing)?;
     let tp = number(row, "tp").ok_or(missing)?;
     let cp = number(row, "cp").unwrap_or(1);
-    if cp > 1 {
-        return Err("context parallelism");
-    }
     let dp = number(row, "dp").or((gpus % (tp * pp * cp) == 0).then(|| gpus / (tp * pp * cp))).ok_or(missing)?;
     if dp * tp * pp * cp != gpus {
         return Err("parallel sizes do not multiply to the GPUs");

@@ -20,7 +20,10 @@ pub struct Constraints {
     /// Ranks along `dp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp: Option<usize>,
-    /// ZeRO stage, 0 to 3: what is sharded over `dp` where sizes divide. 0 nothing, 1 optimizer states, 2 accumulated
+    /// Ranks along `cp`; where absent, more than one only if no sample is left to split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cp: Option<usize>,
+    /// ZeRO stage, 0 to 3: what is sharded over `dp` (and `cp`) where sizes divide. 0 nothing, 1 optimizer states, 2 accumulated
     /// gradients too, 3 parameters too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zero: Option<u8>,

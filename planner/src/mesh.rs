@@ -15,15 +15,25 @@ pub struct AxisId(pub u8);
 pub enum AxisName {
     /// Data parallelism (and ZeRO storage).
     Dp,
+    /// Context parallelism: the sequence is split everywhere, keys and values are gathered for attention.
+    Cp,
     /// Tensor (and sequence) parallelism.
     Tp,
 }
 
 impl AxisName {
-    /// As shown: `dp`, `tp`.
+    /// All, outermost first.
+    pub const ALL: [AxisName; 3] = [AxisName::Dp, AxisName::Cp, AxisName::Tp];
+
+    /// Whether ranks along it have the same parameters and other data.
+    pub const fn is_data(self) -> bool {
+        matches!(self, AxisName::Dp | AxisName::Cp)
+    }
+    /// As shown: `dp`, `cp`, `tp`.
     pub const fn name(self) -> &'static str {
         match self {
             AxisName::Dp => "dp",
+            AxisName::Cp => "cp",
             AxisName::Tp => "tp",
         }
     }
@@ -69,6 +79,10 @@ impl Mesh {
     /// The axis of that name.
     pub fn find(&self, name: AxisName) -> Option<AxisId> {
         self.axes.iter().position(|a| a.name == name).map(|i| AxisId(i as u8))
+    }
+    /// The ranks along the axis of that name; 1 where there is none.
+    pub fn along(&self, name: AxisName) -> usize {
+        self.find(name).map_or(1, |a| self.size(a))
     }
     /// The distance in ranks between neighbours along an axis.
     pub fn stride(&self, id: AxisId) -> usize {

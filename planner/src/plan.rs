@@ -110,14 +110,14 @@ impl ClusterEntry {
 /// Ranks inside a stage; the last axis is contiguous.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MeshEntry {
-    /// Outermost first, `pp` before all; sizes of 1 included.
+    /// Outermost first, `pp` before all; sizes of 1 included, but for `cp`.
     pub axes: Vec<AxisEntry>,
 }
 
 /// An axis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AxisEntry {
-    /// `pp`, `dp`, `tp`.
+    /// `pp`, `dp`, `cp`, `tp`.
     pub name: String,
     /// Ranks along it.
     pub size: usize,
@@ -348,9 +348,11 @@ impl Plan {
             notes.push("what is recomputed is split as in the forward pass".into());
         }
         notes.extend(best.notes.iter().cloned());
-        let size = |name| a.mesh.find(name).map_or(1, |x| a.mesh.size(x));
-        let (dp, tp) = (size(AxisName::Dp), size(AxisName::Tp));
-        let axes = [("pp", a.stages), ("dp", dp), ("tp", tp)];
+        let dp = a.mesh.along(AxisName::Dp);
+        let inside = AxisName::ALL.iter().map(|n| (n.name(), a.mesh.along(*n)));
+        // Context parallelism is said where it is used.
+        let inside = inside.filter(|(name, size)| *size > 1 || *name != AxisName::Cp.name());
+        let axes = [("pp", a.stages)].into_iter().chain(inside);
         let mut cuts = vec![0; a.stages];
         for (n, stage) in a.stage[..step.forward].iter().enumerate() {
             cuts[stage.0 as usize] = n + 1;
@@ -371,7 +373,7 @@ impl Plan {
             },
             workload: request.workload.clone(),
             constraints: request.constraints.clone(),
-            mesh: MeshEntry { axes: axes.map(|(name, size)| AxisEntry { name: name.into(), size }).to_vec() },
+            mesh: MeshEntry { axes: axes.map(|(name, size)| AxisEntry { name: name.into(), size }).collect() },
             pipeline: PipelineEntry {
                 stages: a.stages,
                 schedule: a.schedule,
@@ -468,7 +470,7 @@ impl Plan {
     pub fn stage_mesh(&self) -> Result<Mesh, PlanError> {
         let mut axes = Vec::new();
         for a in &self.mesh.axes {
-            let name = [AxisName::Dp, AxisName::Tp].into_iter().find(|n| n.name() == a.name);
+            let name = AxisName::ALL.into_iter().find(|n| n.name() == a.name);
             match name {
                 _ if a.size == 0 => return Err(PlanError::Mismatch(format!("mesh axis `{}` has size 0", a.name))),
                 None if a.name != "pp" => {
@@ -526,7 +528,7 @@ impl Plan {
         if p.virtual_stages != 1 {
             return Err(mismatch(format!("{} virtual stages cannot be executed", p.virtual_stages)));
         }
-        let dp = mesh.find(AxisName::Dp).map_or(1, |a| mesh.size(a));
+        let dp = mesh.along(AxisName::Dp);
         let batch = p.micro_batches.checked_mul(p.micro_batch_size).and_then(|n| n.checked_mul(dp));
         if batch != Some(self.workload.global_batch) {
             return Err(mismatch(format!(

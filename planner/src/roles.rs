@@ -3,9 +3,10 @@
 //! An input's batch dim is tagged batch, its other dims sequence; a factor that drives a tagged dim of an operand has that
 //! tag, and so have the dims that it drives in results. Constants and states have no tags.
 //!
-//! Tags give mesh axes their customary meaning: outside the update, `dp` splits batch factors only, and `tp` any other.
+//! Tags give mesh axes their customary meaning: outside the update, `dp` splits batch factors only, `cp` sequence factors only,
+//! and `tp` all but batch factors.
 //! Every plan that breaks this rule for all operators at once is one of another mesh, so little is lost and the problem
-//! gets much smaller. Where `dp` can split the batch it does, and `tp` splits every product that it can: ranks that
+//! gets much smaller. Where `dp` can split the batch and `cp` the sequence they do, and `tp` splits every product that it can: ranks that
 //! all compute the same are no parallelism, however cheap. `Update` nodes, casts of parameters, accumulated gradients and storage
 //! may be split by any axis: that is ZeRO.
 

@@ -121,8 +121,8 @@ struct Search<'a> {
     cut: Vec<((usize, usize, RecomputeChoice), Rc<StepGraph>)>,
     /// What classes take at least by batch and mesh, or which has no choice.
     least: BTreeMap<(usize, Mesh), Rc<Result<Least, String>>>,
-    /// What groups of ranks do for their samples, by samples and `tp`.
-    spreads: BTreeMap<(usize, usize), Option<Rc<Spread>>>,
+    /// What groups of ranks do for their samples, by samples, and ranks along `cp` and `tp`.
+    spreads: BTreeMap<(usize, usize, usize), Option<Rc<Spread>>>,
     /// What micro-batches do to the step, once it is known.
     cuts: Option<Rc<Cuts>>,
     /// Whether a search without any plan may take longer.
@@ -472,9 +472,8 @@ impl<'a> Search<'a> {
             }
         }
         if memory.total().0 <= self.limit && !self.memory() {
-            let size = |name| c.mesh.find(name).map_or(1, |a| c.mesh.size(a));
-            if let Some(spread) = self.spread(batch / size(AxisName::Dp), size(AxisName::Tp))?.filter(|s| s.fits(&step))
-            {
+            let samples = batch / c.mesh.along(AxisName::Dp);
+            if let Some(spread) = self.spread(samples, &c.mesh)?.filter(|s| s.fits(&step)) {
                 let others = step.blocks.nodes.iter().zip(&least.seconds).zip(spread.counts.iter().zip(&least.paces));
                 let others = others
                     .filter(|(_, (counts, pace))| !**counts && pace.is_some_and(|section| section != Section::Update));
@@ -715,8 +714,8 @@ impl<'a> Search<'a> {
         if pins.schedule == Some(Schedule::GPipe) {
             without("with --schedule 1f1b".into(), &|c| c.schedule = Some(Schedule::OneF1B));
         }
-        if pins.tp.is_some() || pins.pp.is_some() || pins.dp.is_some() {
-            without("without the pins of the mesh".into(), &|c| (c.tp, c.pp, c.dp) = (None, None, None));
+        if pins.tp.is_some() || pins.pp.is_some() || pins.dp.is_some() || pins.cp.is_some() {
+            without("without the pins of the mesh".into(), &|c| (c.tp, c.pp, c.dp, c.cp) = (None, None, None, None));
         }
         let mut found = Vec::new();
         // All together no longer than the search itself.

@@ -60,6 +60,17 @@ impl Space {
             }
             space.choices.push(choices);
         }
+        if let Some(cp) = mesh.find(AxisName::Cp) {
+            let splits = |(members, choices): (&Vec<NodeId>, &Vec<Choice>)| {
+                let filter = Filter { graph, mesh, constraints, tags: &[] };
+                filter.is_product(members[0])
+                    && choices.iter().all(|c| matches!(c.strategy.0[cp.0 as usize], Use::Split(_)))
+            };
+            if !blocks.nodes.iter().zip(&space.choices).any(splits) {
+                let why = format!("no matrix product has a sequence that divides by {}", mesh.size(cp));
+                return Err(NoChoice { what: "context parallelism".into(), why });
+            }
+        }
         for members in &blocks.states {
             space.storage.push(storage(graph, members[0], mesh, constraints, &mut stuck));
         }
@@ -104,14 +115,16 @@ fn prefer(all: Vec<Choice>, wanted: impl Fn(&Choice) -> bool) -> Vec<Choice> {
     if yes.is_empty() { no } else { yes }
 }
 
-/// Keeps what a ZeRO pin demands: sharded over `dp` where one of them can be, or not at all.
-fn zero<T: Clone>(all: Vec<T>, spec: impl Fn(&T) -> &Spec, dp: AxisId, wanted: bool) -> (Vec<T>, bool) {
-    let (with, without): (Vec<T>, Vec<T>) = all.into_iter().partition(|c| shards(spec(c), dp));
-    match (wanted, with.is_empty()) {
-        (true, false) => (with, true),
-        (true, true) => (without, false),
-        (false, _) => (without, true),
-    }
+/// The axes over which a ZeRO pin shards: those whose ranks have the same parameters.
+fn data_axes(mesh: &Mesh) -> Vec<AxisId> {
+    mesh.ids().filter(|a| mesh.axis(*a).name.is_data()).collect()
+}
+
+/// Keeps what a ZeRO pin demands: sharded over as many data axes as one of them can be, or over none. Also whether one can.
+fn zero<T: Clone>(all: Vec<T>, spec: impl Fn(&T) -> &Spec, axes: &[AxisId], wanted: bool) -> (Vec<T>, bool) {
+    let over = |c: &T| axes.iter().filter(|a| shards(spec(c), **a)).count();
+    let most = if wanted { all.iter().map(over).max().unwrap_or(0) } else { 0 };
+    (all.into_iter().filter(|c| over(c) == most).collect(), most > 0 || !wanted)
 }
 
 fn storage(
@@ -124,9 +137,9 @@ fn storage(
     let state = graph.state(s);
     let ty = graph.ty(state.read);
     let all = specs(ty, mesh);
-    let (Some(pin), Some(dp)) = (constraints.zero, mesh.find(AxisName::Dp)) else { return all };
+    let (Some(pin), axes) = (constraints.zero, data_axes(mesh)) else { return all };
     let wanted = pin >= if state.kind == StateKind::Optimizer { 1 } else { 3 };
-    let (kept, met) = zero(all, |s| s, dp, wanted);
+    let (kept, met) = zero(all, |s| s, &axes, wanted && !axes.is_empty());
     if !met && ty.numel() > 1 {
         stuck.insert(state.name.clone());
     }
@@ -147,16 +160,17 @@ impl Filter<'_> {
         if n.section == Section::Update {
             return all;
         }
-        let dp = self.mesh.find(AxisName::Dp);
+        let data = data_axes(self.mesh);
+        let pin = self.constraints.zero.filter(|_| !data.is_empty());
         if self.graph.casts_state(n) {
             // Parameters are gathered after the cast, in fewer bytes; under a pin of ZeRO 3 they are not kept gathered.
-            let (Some(pin), Some(dp)) = (self.constraints.zero, dp) else { return all };
-            return zero(all, |c| &c.outputs[0], dp, pin >= 3).0;
+            let Some(pin) = pin else { return all };
+            return zero(all, |c| &c.outputs[0], &data, pin >= 3).0;
         }
         if n.is_accumulate() {
-            let (Some(pin), Some(dp)) = (self.constraints.zero, dp) else { return all };
+            let Some(pin) = pin else { return all };
             let ty = self.graph.ty(n.outputs[0]);
-            let (kept, met) = zero(all, |c| &c.outputs[0], dp, pin >= 2);
+            let (kept, met) = zero(all, |c| &c.outputs[0], &data, pin >= 2);
             if !met && ty.numel() > 1 {
                 stuck.insert(n.name.clone());
             }
@@ -164,11 +178,13 @@ impl Filter<'_> {
         }
         let all: Vec<Choice> = all.into_iter().filter(|c| self.customary(c)).collect();
         let all = if self.constraints.weights_stay && self.family(id) == Family::MatMul {
-            prefer(all, |c| !self.splits_sequence(c))
+            prefer(all, |c| !self.splits(c, AxisName::Tp, Tag::Sequence))
         } else {
             all
         };
-        let all = prefer(all, |c| self.splits_batch(c));
+        // Data parallelism is not left to ranks that all compute the same.
+        let all = prefer(all, |c| self.splits(c, AxisName::Dp, Tag::Batch));
+        let all = prefer(all, |c| self.splits(c, AxisName::Cp, Tag::Sequence));
         let all = if self.is_product(id) { prefer(all, |c| !self.idle_on_tp(c)) } else { all };
         if self.constraints.sequence_parallel != Some(true) || !self.splits_tokens(id, strategies) {
             return all;
@@ -176,21 +192,15 @@ impl Filter<'_> {
         prefer(all, |c| !self.idle_on_tp(c))
     }
 
-    /// Whether `dp` splits the batch: data parallelism is not left to ranks that all compute the same.
-    fn splits_batch(&self, c: &Choice) -> bool {
-        let splits = |u: &Use| matches!(u, Use::Split(f) if self.tags[f.0 as usize] == Some(Tag::Batch));
-        c.strategy.0.iter().zip(&self.mesh.axes).any(|(u, a)| a.name == AxisName::Dp && splits(u))
+    /// Whether an axis splits what has a tag.
+    fn splits(&self, c: &Choice, axis: AxisName, tag: Tag) -> bool {
+        let splits = |u: &Use| matches!(u, Use::Split(f) if self.tags[f.0 as usize] == Some(tag));
+        c.strategy.0.iter().zip(&self.mesh.axes).any(|(u, a)| a.name == axis && splits(u))
     }
 
     fn family(&self, id: NodeId) -> Family {
         let n = self.graph.node(id);
         n.op.work(&self.graph.input_types(n), &self.graph.output_types(n)).family
-    }
-
-    /// Whether `tp` splits tokens.
-    fn splits_sequence(&self, c: &Choice) -> bool {
-        let splits = |u: &Use| matches!(u, Use::Split(f) if self.tags[f.0 as usize] == Some(Tag::Sequence));
-        c.strategy.0.iter().zip(&self.mesh.axes).any(|(u, a)| a.name == AxisName::Tp && splits(u))
     }
 
     /// Whether this is a product: what `tp` is meant to split.
@@ -205,6 +215,7 @@ impl Filter<'_> {
             let tag = self.tags[f.0 as usize];
             match axis.name {
                 AxisName::Dp => tag == Some(Tag::Batch),
+                AxisName::Cp => tag == Some(Tag::Sequence),
                 AxisName::Tp if tag == Some(Tag::Sequence) => self.constraints.sequence_parallel != Some(false),
                 AxisName::Tp => tag != Some(Tag::Batch),
             }

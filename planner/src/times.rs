@@ -11,7 +11,7 @@ use autoshard_ir::{DType, Op, Type};
 
 use crate::execution::Execution;
 use crate::kernels::Fused;
-use crate::mesh::{AxisId, AxisName, Mesh};
+use crate::mesh::{AxisId, Mesh};
 use crate::reshard::{Resharder, Step, StepKind, local_bytes};
 use crate::spec::Spec;
 
@@ -86,7 +86,7 @@ impl<'a> Times<'a> {
         for s in steps {
             let time = self.step(&s.kind, local_bytes(before, ty, self.mesh), local_bytes(&s.spec, ty, self.mesh));
             taken.total_s += time;
-            let data = |a: &AxisId| self.mesh.axis(*a).name == AxisName::Dp;
+            let data = |a: &AxisId| self.mesh.axis(*a).name.is_data();
             if s.kind.communicates() && s.kind.axes().iter().all(data) {
                 taken.data_s += time;
             }

@@ -46,7 +46,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         match &entry.next_best {
             Some(n) => println!("  next best {}: {}", show::strategy(&n.strategy), price(n.extra_s)),
             None => println!(
-                "  next best none that fits within the rules of the search: dp splits the batch, tp splits products"
+                "  next best none that fits within the rules of the search: dp splits the batch, cp the sequence, tp products"
             ),
         }
         for (i, (&v, spec)) in node.inputs.iter().zip(&entry.inputs).enumerate() {

@@ -161,7 +161,7 @@ fn failure(e: SearchError) -> Failure {
     match e {
         SearchError::Memory { .. } => Failure::infeasible(e)
             .help("more GPUs, a smaller --global-batch, or a larger --memory-limit; `--objective memory` shows the least that is possible"),
-        SearchError::Pins(_) => Failure::infeasible(e).help("drop some of --tp, --pp, --dp, --micro-batch, or change --global-batch"),
+        SearchError::Pins(_) => Failure::infeasible(e).help("drop some of --tp, --pp, --dp, --cp, --micro-batch, or change --global-batch"),
         other => Failure::new(other),
     }
 }
@@ -305,7 +305,8 @@ fn schedule_name(plan: &Plan) -> &'static str {
 
 /// Whether a state is an optimizer's, by its name.
 fn of_optimizer(name: &str) -> bool {
-    name == "adam.step" || ["adam.m/", "adam.v/", "sgd.momentum/"].iter().any(|p| name.starts_with(p))
+    ["adam.step", "sgd.step"].contains(&name)
+        || ["adam.m/", "adam.v/", "sgd.momentum/"].iter().any(|p| name.starts_with(p))
 }
 
 /// How much of parameters and optimizer states is sharded over which axis.
@@ -322,7 +323,7 @@ pub fn storage(plan: &Plan) -> String {
     };
     let mut words = Vec::new();
     for (what, optimizer) in [("parameters", false), ("optimizer states", true)] {
-        for axis in ["tp", "dp"] {
+        for axis in ["tp", "dp", "cp"] {
             let (all, sharded) = part(optimizer, axis);
             if sharded > 0 {
                 words.push(format!("{sharded} of {all} {what} sharded over {axis}"));

@@ -224,7 +224,7 @@ fn subtitle(plan: &Plan) -> String {
 fn verdict(plan: &Plan) -> Vec<String> {
     let size = |n: &str| plan.mesh.axes.iter().find(|a| a.name == n).map_or(1, |a| a.size);
     let mut parts = Vec::new();
-    for (axis, what) in [("dp", "data"), ("tp", "tensor"), ("pp", "pipeline")] {
+    for (axis, what) in [("dp", "data"), ("cp", "context"), ("tp", "tensor"), ("pp", "pipeline")] {
         if size(axis) > 1 {
             parts.push(format!("{what} parallelism over {}", size(axis)));
         }

@@ -241,8 +241,9 @@ fn factors_grad(op: &Op, i: &[Type], o: &[Type]) -> FactorRule {
     rule(op, i, o, &ins, &outs).build(&[ReduceKind::Sum; 4]).linear_in([3, 5])
 }
 
-/// Keys that a query sees on average over all queries of the unsharded tensor, whose last one sees all `t`.
-fn mean_seen(a: &Attention, t: f64) -> f64 {
+/// Keys that a query sees on average over the last `s` queries of the unsharded tensor, whose last one sees all `t`. Of shards
+/// of the queries the last has most to do, and the others wait for it.
+fn mean_seen(a: &Attention, s: f64, t: f64) -> f64 {
     if !a.causal {
         return t;
     }
@@ -250,15 +251,19 @@ fn mean_seen(a: &Attention, t: f64) -> f64 {
     let queries = (t - offset).max(1.0);
     let width = if a.window > 0 { (a.window as f64).min(t) } else { t };
     // Query i of them sees min(offset + i, width), counted from 1: rising, then level.
-    let rising = (width - offset).clamp(0.0, queries);
-    (rising * (offset + (rising + 1.0) / 2.0) + (queries - rising) * width) / queries
+    let seen_by_first = |n: f64| {
+        let rising = (width - offset).clamp(0.0, n);
+        rising * (offset + (rising + 1.0) / 2.0) + (n - rising) * width
+    };
+    let s = s.clamp(1.0, queries);
+    (seen_by_first(queries) - seen_by_first(queries - s)) / s
 }
 
 /// `products` matrix products of the size of the scores that are seen.
 fn work(op: &Op, inputs: &[Type], outputs: &[Type], products: f64) -> Work {
     let layout = Layout::of(op);
     let ([b, h, s, d], [_, _, t, e]) = (layout.sizes(&inputs[0].dims), layout.sizes(&inputs[2].dims));
-    let pairs = (b * h * s) as f64 * mean_seen(&Attention::of(op), t as f64);
+    let pairs = (b * h * s) as f64 * mean_seen(&Attention::of(op), s as f64, t as f64);
     let size = (d + e) as f64 / 2.0;
     Work { family: Family::Attention, flops: 2.0 * products * pairs * size, ..Work::memory(inputs, outputs, 0.0) }
 }

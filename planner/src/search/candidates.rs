@@ -22,15 +22,16 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// As shown: `pp=2 dp=4 tp=1, 8 micro-batches, recompute full`.
+    /// As shown: `pp=2 dp=4 tp=1, 8 micro-batches, recompute full`; with `cp=2` where there is context parallelism.
     pub fn show(&self) -> String {
-        let size = |name| self.mesh.find(name).map_or(1, |a| self.mesh.size(a));
         let m = self.pace.micro_batches;
+        let cp = self.mesh.along(AxisName::Cp);
         format!(
-            "pp={} dp={} tp={}, {m} micro-batch{}{}",
+            "pp={} dp={}{} tp={}, {m} micro-batch{}{}",
             self.stages,
-            size(AxisName::Dp),
-            size(AxisName::Tp),
+            self.mesh.along(AxisName::Dp),
+            if cp > 1 { format!(" cp={cp}") } else { String::new() },
+            self.mesh.along(AxisName::Tp),
             if m == 1 { "" } else { "es" },
             match self.recompute {
                 RecomputeChoice::None => String::new(),
@@ -61,7 +62,7 @@ pub fn micro_batches(per_rank: usize) -> Vec<usize> {
 pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candidate>, SearchError> {
     let (n, pins, batch) = (cluster.gpus(), &request.constraints, request.workload.global_batch);
     let refuse = |text: String| Err(SearchError::Pins(text));
-    for (name, size) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp)] {
+    for (name, size) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp)] {
         if let Some(size) = size.filter(|s| *s == 0 || n % s != 0) {
             return refuse(format!("{name}={size} does not divide {n} GPUs"));
         }
@@ -76,10 +77,20 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
     let mut found = Vec::new();
     let mut reasons = Vec::new();
     for &pp in divisors.iter().filter(|d| pins.pp.is_none_or(|p| p == **d)) {
-        for &tp in divisors.iter().filter(|d| (n / pp) % **d == 0) {
-            let dp = n / pp / tp;
+        let inner = divisors.iter().filter(|d| (n / pp) % **d == 0);
+        let inner =
+            inner.flat_map(|&tp| divisors.iter().filter(move |d| (n / pp / tp) % **d == 0).map(move |&cp| (tp, cp)));
+        for (tp, cp) in inner {
+            let dp = n / pp / tp / cp;
             let within = tp <= cluster.devices_per_node.max(1) || pins.tp.is_some();
-            if pins.tp.is_some_and(|p| p != tp) || pins.dp.is_some_and(|p| p != dp) || !within {
+            let pinned = |pin: Option<usize>, size| pin.is_some_and(|p| p != size);
+            if pinned(pins.tp, tp) || pinned(pins.cp, cp) || pinned(pins.dp, dp) || !within {
+                continue;
+            }
+            // With more than one sample on a rank, splitting samples is never worse than splitting sequences.
+            let free = pins.cp.is_none() && cp > 1;
+            let all = pins.pp.and(pins.tp).and(pins.dp).is_some();
+            if free && (all || batch % dp != 0 || pins.micro_batch.is_some_and(|m| m > 1)) {
                 continue;
             }
             if batch % dp != 0 {
@@ -95,6 +106,8 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
                     continue;
                 }
                 (Some(size), _) => vec![per_rank / size],
+                (None, Mode::Train) if free => vec![per_rank],
+                (None, Mode::Infer) if free && per_rank > 1 => continue,
                 (None, Mode::Infer) if pp == 1 => vec![1],
                 (None, _) => micro_batches(per_rank),
             };
@@ -102,7 +115,7 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
             for micro_batches in counts {
                 found.push(Candidate {
                     stages: pp,
-                    mesh: Mesh::new([(AxisName::Dp, dp), (AxisName::Tp, tp)]),
+                    mesh: Mesh::new([(AxisName::Dp, dp), (AxisName::Cp, cp), (AxisName::Tp, tp)]),
                     pace: Pace { micro_batches, schedule, chunks: pins.execution.chunks },
                     recompute: pins.recompute.unwrap_or_default(),
                 });
@@ -112,14 +125,15 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
     if found.is_empty() {
         reasons.sort();
         reasons.dedup();
-        let pinned: Vec<String> = [("pp", pins.pp), ("dp", pins.dp), ("tp", pins.tp)]
+        let pinned: Vec<String> = [("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp), ("tp", pins.tp)]
             .iter()
             .filter_map(|(name, p)| p.map(|p| format!("{name}={p}")))
             .collect();
         let mesh = if pinned.is_empty() { "any mesh".into() } else { pinned.join(" ") };
         match (pins.pp, pins.dp, pins.tp) {
-            (Some(pp), Some(dp), Some(tp)) if pp * dp * tp != n => {
-                reasons.insert(0, format!("{mesh} makes {} ranks, there are {n} GPUs", pp * dp * tp));
+            (Some(pp), Some(dp), Some(tp)) if pp * dp * tp * pins.cp.unwrap_or(1) != n => {
+                let ranks = pp * dp * tp * pins.cp.unwrap_or(1);
+                reasons.insert(0, format!("{mesh} makes {ranks} ranks, there are {n} GPUs"));
             }
             _ if reasons.is_empty() => reasons.push(format!("{mesh} is not possible on {n} GPUs")),
             _ => reasons.insert(0, format!("{mesh} on {n} GPUs")),

@@ -1,7 +1,7 @@
 //! A bound from the work on a micro-batch alone, communication included.
 //!
-//! Where an operator keeps samples apart, `dp` splits the batch and nothing else, so what ranks of one `tp` group do for their `b`
-//! samples of a micro-batch does not depend on how many such groups or stages there are. It is solved once per (`b`, `tp`), without regard to memory, on a
+//! Where an operator keeps samples apart, `dp` splits the batch and nothing else, so what ranks of one `cp` x `tp` group do for their `b`
+//! samples of a micro-batch does not depend on how many such groups or stages there are. It is solved once per (`b`, `cp`, `tp`), without regard to memory, on a
 //! mesh of two groups, where the batch is still a dim: the operators that have it once and keep it in every result, and
 //! what passes between those. All else (sums over the batch, weights, their gradients, the update) may be spread over any number of ranks, and counts with the least time of each operator alone.
 
@@ -41,28 +41,29 @@ impl Spread {
 }
 
 impl Search<'_> {
-    /// For `samples` of a micro-batch per group of `tp` ranks; none where no bound is to be had, or none better than that
+    /// For `samples` of a micro-batch per group of `cp` x `tp` ranks; none where no bound is to be had, or none better than that
     /// of operators alone.
-    pub(super) fn spread(&mut self, samples: usize, tp: usize) -> Result<Option<Rc<Spread>>, SearchError> {
-        if tp == 1 {
+    pub(super) fn spread(&mut self, samples: usize, mesh: &Mesh) -> Result<Option<Rc<Spread>>, SearchError> {
+        let (cp, tp) = (mesh.along(AxisName::Cp), mesh.along(AxisName::Tp));
+        if cp * tp == 1 {
             return Ok(None);
         }
-        if let Some(known) = self.spreads.get(&(samples, tp)) {
+        if let Some(known) = self.spreads.get(&(samples, cp, tp)) {
             return Ok(known.clone());
         }
         let found = match self.whole(2 * samples, RecomputeChoice::None) {
-            Ok(step) => self.solve_spread(&step, tp),
+            Ok(step) => self.solve_spread(&step, cp, tp),
             // There may be no graph of that batch, though there is one of the candidate's.
             Err(SearchError::Graph(_)) => None,
             Err(e) => return Err(e),
         };
         let found = found.map(Rc::new);
-        self.spreads.insert((samples, tp), found.clone());
+        self.spreads.insert((samples, cp, tp), found.clone());
         Ok(found)
     }
 
-    fn solve_spread(&self, step: &StepGraph, tp: usize) -> Option<Spread> {
-        let mesh = Mesh::new([(AxisName::Dp, 2), (AxisName::Tp, tp)]);
+    fn solve_spread(&self, step: &StepGraph, cp: usize, tp: usize) -> Option<Spread> {
+        let mesh = Mesh::new([(AxisName::Dp, 2), (AxisName::Cp, cp), (AxisName::Tp, tp)]);
         let space = Space::new(step, &mesh, &self.request.constraints).ok()?;
         let batched = |(members, tags): (&Vec<autoshard_ir::NodeId>, &Vec<Option<Tag>>)| {
             let n = step.graph.node(members[0]);

@@ -104,8 +104,10 @@ pub enum RecomputeArg {
     None,
     /// Operators bound by memory, and attention scores, where that lowers the bytes kept.
     Selective,
-    /// All repeated blocks, from what enters them.
+    /// All repeated blocks, from what enters them, as far as the backward pass needs them.
     Full,
+    /// All repeated blocks, each as a whole, as checkpoint functions of frameworks do: for estimates of those.
+    Layers,
     /// As is fastest within memory.
     Auto,
 }

@@ -295,6 +295,7 @@ fn constraints(
             RecomputeArg::None => Some(RecomputeChoice::None),
             RecomputeArg::Selective => Some(RecomputeChoice::Selective),
             RecomputeArg::Full => Some(RecomputeChoice::Full),
+            RecomputeArg::Layers => Some(RecomputeChoice::Layers),
             RecomputeArg::Auto => None,
         }),
         execution: execution(e),

@@ -45,6 +45,11 @@ const PLANS: &[(&str, usize, &[&str])] = &[
         &["--tp", "2", "--pp", "2", "--micro-batch", "2", "--recompute", "selective"],
     ),
     ("full, tp=2 pp=2, 4 micro-batches", 4, &["--tp", "2", "--pp", "2", "--micro-batch", "2", "--recompute", "full"]),
+    (
+        "layers, tp=2 pp=2, 4 micro-batches",
+        4,
+        &["--tp", "2", "--pp", "2", "--micro-batch", "2", "--recompute", "layers"],
+    ),
     ("gpipe", 2, &["--pp", "2", "--micro-batch", "2", "--schedule", "gpipe"]),
     ("cp=2", 2, &["--cp", "2"]),
     ("cp=2 tp=2 zero 3", 4, &["--cp", "2", "--tp", "2", "--zero", "3"]),

@@ -74,6 +74,7 @@ pub fn request(c: &Config) -> PlanRequest {
         chunks: c.chunks,
     };
     pins.recompute = Some(match c.recompute.as_str() {
+        "full" if c.framework.whole_layers => RecomputeChoice::Layers,
         "full" => RecomputeChoice::Full,
         "selective" => RecomputeChoice::Selective,
         _ => RecomputeChoice::None,

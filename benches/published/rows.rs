@@ -52,6 +52,8 @@ pub struct Framework {
     pub kernels: Kernels,
     pub overlap: Overlap,
     pub products: Products,
+    /// Whether full recomputation runs layers again to their end.
+    pub whole_layers: bool,
 }
 
 /// What a configuration was measured to take.
@@ -216,6 +218,9 @@ fn framework(source: &str, model: &str) -> Framework {
         kernels: Kernels::Compiled,
         overlap: Overlap::Data,
         products: Products::Same,
+        // PyTorch's checkpoints without re-entrance, which these use, stop when the last tensor that was asked for is there;
+        // Megatron's and DeepSpeed's do not.
+        whole_layers: !matches!(source, "mpt" | "titan"),
     };
     match source {
         // Narayanan et al. 2021, section 4.2, and Korthikanti et al.: fused bias, GELU, dropout and residual, masked softmax; no

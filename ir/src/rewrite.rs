@@ -8,6 +8,7 @@
 use crate::builder::Builder;
 use crate::graph::{Def, Graph, Node, NodeId, ValueId};
 use crate::op::OpError;
+use crate::train::recompute::originals;
 
 /// A node that a pass could not rebuild.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,9 +27,9 @@ pub(crate) fn roots(graph: &Graph) -> impl Iterator<Item = ValueId> {
     graph.outputs.iter().map(|o| o.value).chain(graph.states.iter().filter_map(|s| s.write))
 }
 
-/// Which nodes outputs and written states need.
+/// Which nodes outputs and written states need; and what is recomputed, needed or not, with its operands.
 pub fn live(graph: &Graph) -> Vec<bool> {
-    let mut live = vec![false; graph.nodes.len()];
+    let mut live: Vec<bool> = originals(graph).iter().map(Option::is_some).collect();
     for n in roots(graph).filter_map(|v| graph.producer(v)) {
         live[n.index()] = true;
     }

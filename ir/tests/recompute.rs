@@ -14,7 +14,7 @@ use autoshard_ir::{Builder, DType, Tensor, Type, blocks, interp, text, verify};
 
 use recorded::{bindings, models, npz};
 
-const WAYS: [Recompute; 2] = [Recompute::Selective, Recompute::Full];
+const WAYS: [Recompute; 3] = [Recompute::Selective, Recompute::Full, Recompute::Layers];
 
 const MODELS: [&str; 8] = [
     "gpt2-loss-dyn",
@@ -109,6 +109,23 @@ fn a_step_with_copies_has_the_classes_of_the_plain_step() {
             }
         }
     }
+}
+
+/// Where a framework runs a layer again, it does so to its end, also what the backward pass does not need.
+#[test]
+fn layers_are_run_again_to_their_end() {
+    let (graph, _) = forward("gpt2-loss-dyn");
+    let products = |way| {
+        let g = step(&graph, way, Precision::F32);
+        let is_product = |n: &NodeId| g.node(*n).op.name() == "Einsum";
+        let again = originals(&g).into_iter().flatten().filter(is_product).count();
+        let run = blocks::find(&g).runs.into_iter().max_by_key(|r| r.period * r.count).unwrap();
+        let of_blocks = (run.start..run.end()).map(|i| NodeId(i as u32)).filter(is_product).count();
+        (again, of_blocks)
+    };
+    // Without it the last product of each of the two blocks is spared.
+    let (full, of_blocks) = products(Recompute::Full);
+    assert_eq!((full, products(Recompute::Layers)), (of_blocks - 2, (of_blocks, of_blocks)));
 }
 
 /// A gradient that applies a forward operator (the cosine of a sine's operand) stays a node beside the copy of one.

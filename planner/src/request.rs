@@ -65,12 +65,14 @@ pub enum RecomputeChoice {
     None,
     /// What is cheap, where it lowers the bytes kept.
     Selective,
-    /// All repeated blocks.
+    /// All repeated blocks, as much of them as the backward pass needs.
     Full,
+    /// All repeated blocks, each as a whole, as frameworks' checkpoint functions do. Never better than `Full`: for pins.
+    Layers,
 }
 
 impl RecomputeChoice {
-    /// How many ways there are besides none.
+    /// How many ways the search tries besides none.
     pub const OTHERS: usize = 2;
     /// As users write it.
     pub fn name(self) -> &'static str {
@@ -78,6 +80,7 @@ impl RecomputeChoice {
             RecomputeChoice::None => "none",
             RecomputeChoice::Selective => "selective",
             RecomputeChoice::Full => "full",
+            RecomputeChoice::Layers => "layers",
         }
     }
 }
@@ -251,6 +254,7 @@ impl StepGraph {
             RecomputeChoice::None => Recompute::None,
             RecomputeChoice::Selective => Recompute::Selective,
             RecomputeChoice::Full => Recompute::Full,
+            RecomputeChoice::Layers => Recompute::Layers,
         };
         let forward = &self.stages.node[..self.forward];
         let stage_of: Vec<u16> = forward.iter().map(|s| s.0).collect();

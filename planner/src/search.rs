@@ -440,7 +440,7 @@ impl<'a> Search<'a> {
         }
         if c.recompute != RecomputeChoice::None && step.copies == 0 {
             let what = match c.recompute {
-                RecomputeChoice::Full => "the model has no repeated blocks",
+                RecomputeChoice::Full | RecomputeChoice::Layers => "the model has no repeated blocks",
                 _ => "that would keep no fewer bytes",
             };
             return Ok(Quick::Impossible(format!("nothing is worth recomputing: {what}")));

@@ -289,6 +289,7 @@ pub fn recompute(plan: &Plan) -> String {
         RecomputeChoice::None => return "none: activations are kept for the backward pass".into(),
         RecomputeChoice::Selective => "selective: what is cheap is computed again in the backward pass",
         RecomputeChoice::Full => "full: repeated blocks are computed again in the backward pass",
+        RecomputeChoice::Layers => "layers: whole repeated blocks are computed again in the backward pass",
     };
     format!(
         "{what}, {} of the compute",

@@ -36,8 +36,10 @@ pub enum Recompute {
     None,
     /// What is cheap, where it lowers the bytes kept: operators bound by memory, and the scores of attention spelled out.
     Selective,
-    /// The blocks of all runs, from what enters them.
+    /// The blocks of all runs, from what enters them: as much of them as the backward pass needs.
     Full,
+    /// The same, each block as a whole: as checkpoint functions of frameworks do, which run a layer's forward again.
+    Layers,
 }
 
 /// Lets the backward pass of a step read copies. `blocks` are those of the step; `stage_of` gives the pipeline stage of each forward node (empty: one
@@ -50,7 +52,7 @@ pub fn apply(step: &Graph, blocks: &Blocks, what: Recompute, stage_of: &[u16]) -
     let chosen = match what {
         Recompute::None => return Ok(step.clone()),
         Recompute::Selective => choose::selective(step, blocks, &regions),
-        Recompute::Full => choose::full(step, blocks, &regions),
+        Recompute::Full | Recompute::Layers => choose::full(step, blocks, &regions),
     };
     if !chosen.contains(&true) {
         return Ok(step.clone());
@@ -59,6 +61,7 @@ pub fn apply(step: &Graph, blocks: &Blocks, what: Recompute, stage_of: &[u16]) -
         graph: step,
         regions: &regions,
         chosen: &chosen,
+        whole: what == Recompute::Layers,
         stage_of,
         new_values: vec![None; step.values.len()],
         new_nodes: vec![None; step.nodes.len()],
@@ -157,6 +160,8 @@ struct Copier<'a> {
     graph: &'a Graph,
     regions: &'a Regions,
     chosen: &'a [bool],
+    /// Whether regions are copied as a whole.
+    whole: bool,
     stage_of: &'a [u16],
     /// By value: that of the new graph.
     new_values: Vec<Option<ValueId>>,
@@ -180,7 +185,10 @@ impl Copier<'_> {
         }
         let mut operands = operands.to_vec();
         if let (Section::Backward, Some(of), true) = (n.section, n.of, !n.is_accumulate()) {
-            let wanted: Vec<NodeId> = n.inputs.iter().filter_map(|&v| self.source(v, of)).collect();
+            let mut wanted: Vec<NodeId> = n.inputs.iter().filter_map(|&v| self.source(v, of)).collect();
+            if self.whole && !wanted.is_empty() {
+                wanted.extend(self.beside(of));
+            }
             self.copy(b, wanted)?;
             for (operand, &v) in operands.iter_mut().zip(&n.inputs) {
                 if self.source(v, of).is_some()
@@ -196,9 +204,22 @@ impl Copier<'_> {
     /// The node whose copy gives `v` to a node that serves, or is a copy of, `reader`; none where `v` is kept.
     fn source(&self, v: ValueId, reader: NodeId) -> Option<NodeId> {
         let p = self.graph.producer(v).filter(|p| self.chosen.get(p.index()) == Some(&true))?;
-        let stage = |n: NodeId| self.stage_of.get(n.index()).copied().unwrap_or(0);
-        let near = self.regions.of[p.index()].0 == self.regions.of[reader.index()].0 && stage(p) == stage(reader);
+        let same_region = self.regions.of[p.index()].0 == self.regions.of[reader.index()].0;
+        let near = same_region && self.stage(p) == self.stage(reader);
         (near && !self.regions.leaves[v.index()]).then_some(p)
+    }
+
+    /// All nodes that are copied in the region and stage of a node.
+    fn beside(&self, of: NodeId) -> impl Iterator<Item = NodeId> + use<'_> {
+        let (regions, region) = (&self.regions.of, self.regions.of[of.index()].0);
+        let first = regions[..of.index()].partition_point(|(r, _)| *r < region);
+        let end = regions.partition_point(|(r, _)| *r <= region);
+        let ids = (first..end).filter(|i| self.chosen[*i]).map(|i| NodeId(i as u32));
+        ids.filter(move |n| self.stage(*n) == self.stage(of))
+    }
+
+    fn stage(&self, n: NodeId) -> u16 {
+        self.stage_of.get(n.index()).copied().unwrap_or(0)
     }
 
     /// Copies nodes, and what they need, in the order of the forward pass.

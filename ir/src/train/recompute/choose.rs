@@ -1,7 +1,7 @@
 //! Which forward nodes are recomputed: the rules behind [`super::Recompute`].
 //!
 //! **Full**: every node of every block of a run. What is kept is what enters the blocks (in a transformer, the residual
-//! stream: `2 s b h` bytes per layer in half precision), and what lies outside the runs.
+//! stream: `2 s b h` bytes per layer in half precision), and what lies outside the runs. **Layers**: the same nodes.
 //!
 //! **Selective**: the choice that keeps the fewest bytes if only cheap nodes may be recomputed; among equal ones, that
 //! which recomputes least. Cheap are operators bound by memory ([`Family::Memory`], [`Family::Gather`], [`Family::Free`]: norms,

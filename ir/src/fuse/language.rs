@@ -156,7 +156,7 @@ pub(super) struct Facts {
     pub number: Option<f64>,
     /// The mask it is.
     pub band: Option<Band>,
-    /// What it hides when it is added: all but a band; and what it adds there.
+    /// What it hides or outweighs when it is added: all but a band; and what it adds there.
     pub hides: Option<(Band, f64)>,
     /// The indices it holds.
     pub count: Option<Count>,
@@ -375,7 +375,11 @@ fn band_of(t: &Tensor) -> Option<Band> {
 /// Added to a score, such a number leaves of it nothing: f32 has no digits for both.
 pub(super) const HIDES: f64 = -1e30;
 
-/// The band outside of which a constant hides what it is added to.
+/// Added to some scores of a row and not to others, such a number leaves those without weight in f32 (`exp(-104)` is 0 there),
+/// unless scores of one row lie more than 9,896 apart: 10,000 is what GPT-2 wrote, and no row is hidden as a whole.
+pub(super) const OUTWEIGHS: f64 = -1e4;
+
+/// The band outside of which a constant hides what it is added to, or outweighs it.
 fn hides(t: &Tensor) -> Option<(Band, f64)> {
     if !t.dtype().is_float() || t.dims().len() < 2 {
         return None;
@@ -386,7 +390,7 @@ fn hides(t: &Tensor) -> Option<(Band, f64)> {
     let mut rest = t.bytes().chunks_exact(size).filter(|x| *x != zero);
     let first = rest.next()?;
     let low = *crate::convert::to_f64(t.dtype(), first).first()?;
-    if low > HIDES || !rest.all(|x| x == first) {
+    if low > OUTWEIGHS || !rest.all(|x| x == first) {
         return None;
     }
     let cells: Vec<&[u8]> = t.bytes().chunks_exact(size).collect();

@@ -300,6 +300,8 @@ fn attentions() {
         (Hide::CausalAndPadding, f64::NEG_INFINITY, true, 1, "causal=true, offset=0, window=0, layout"),
         (Hide::Window, lowest, false, 2, "causal=true, offset=0, window=3, uniform=true, layout"),
         (Hide::Bias, lowest, false, 1, "causal=false, offset=0, window=0, layout"),
+        (Hide::Causal, -1e4, false, 1, "causal=true, offset=0, window=0, layout"),
+        (Hide::Window, -3e4, false, 2, "causal=true, offset=0, window=3, layout"),
     ];
     for (hide, low, guarded, groups, settings) in cases {
         let fused = attention(hide, low, guarded, groups);
@@ -329,6 +331,11 @@ fn a_number_that_may_not_hide_stays_a_bias() {
     // -100 beside scores of some size leaves weights that are not 0.
     let fused = attention(Hide::CausalAndPadding, -100.0, false, 1);
     assert!(fused.contains("causal=false") && fused.contains("Where"), "{fused}");
+    // Where padding hides rows as a whole, numbers that are not low enough leave them the weights of their scores.
+    let fused = attention(Hide::CausalAndPadding, -1e4, false, 1);
+    assert!(fused.contains("causal=false") && fused.contains("Where"), "{fused}");
+    let fused = attention(Hide::Causal, -9e3, false, 1);
+    assert!(fused.contains("causal=false"), "{fused}");
 }
 
 #[test]

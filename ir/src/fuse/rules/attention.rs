@@ -1,13 +1,13 @@
 //! Attention, step by step: scores, what hides some of them, softmax, product with the values.
 //!
-//! A number that hides is below [`HIDES`]: added to any score it gives itself, and its weight is 0. A row hidden
+//! Smaller numbers hide too where each row sees something, see [`OUTWEIGHS`]. A number that hides is below [`HIDES`]: added to any score it gives itself, and its weight is 0. A row hidden
 //! as a whole then has equal weights (`uniform`), or for -inf none: softmax gives NaN, which the fused form makes 0, as
 //! exporters do by a `Where(IsNaN)` behind.
 
 use egg::Id;
 
 use super::super::inner;
-use super::super::language::{Band, HIDES};
+use super::super::language::{Band, HIDES, OUTWEIGHS};
 use super::super::rule::{Match, Rule, rule};
 use crate::DType;
 use crate::op::Op;
@@ -42,13 +42,13 @@ pub(super) fn rules() -> Vec<Rule> {
             add_scores(m, settings, to, Some(bias))
         }),
         rule("constant-hiding", "(Add (Scores ?s ?q ?k) ?bias)", |m| {
-            let (band, low) = m.facts(m.id("?bias")).hides?;
+            let (band, low) = m.facts(m.id("?bias")).hides.filter(|(_, low)| *low <= HIDES)?;
             let (settings, to) = settings(m)?;
             let settings = within(hiding(m, settings, low, None)?, band)?;
             add_scores(m, settings, to, None)
         }),
         rule("constant-hiding-of-biased", "(Add (Scores ?s ?q ?k ?m) ?bias)", |m| {
-            let (band, low) = m.facts(m.id("?bias")).hides?;
+            let (band, low) = m.facts(m.id("?bias")).hides.filter(|(_, low)| *low <= HIDES)?;
             let (settings, to) = settings(m)?;
             let mask = m.id("?m");
             let settings = within(hiding(m, settings, low, Some(mask))?, band)?;
@@ -97,6 +97,22 @@ pub(super) fn rules() -> Vec<Rule> {
         rule("band-as-mask", "(Scores ?s ?q ?k ?band)", |m| {
             let band = m.facts(m.id("?band")).band?;
             seen_in(m, band, None)
+        }),
+        rule("softmax-of-outweighed", "(Softmax ?a (Add (Scores ?s ?q ?k) ?bias))", |m| {
+            let (band, low) = m.facts(m.id("?bias")).hides?;
+            outweighed(m, band, low)
+        }),
+        rule("softmax-of-outweighed-where", "(Softmax ?a (Add (Scores ?s ?q ?k) (Where ?seen ?zero ?low)))", |m| {
+            m.is("?zero", 0.0)?;
+            by_low(m, "?seen", false)
+        }),
+        rule("softmax-of-outweighed-turned", "(Softmax ?a (Add (Scores ?s ?q ?k) (Where ?hidden ?low ?zero)))", |m| {
+            m.is("?zero", 0.0)?;
+            by_low(m, "?hidden", true)
+        }),
+        rule("softmax-of-low", "(Softmax ?a (Where ?seen (Scores ?s ?q ?k) ?low))", |m| by_low(m, "?seen", false)),
+        rule("softmax-of-low-turned", "(Softmax ?a (Where ?hidden ?low (Scores ?s ?q ?k)))", |m| {
+            by_low(m, "?hidden", true)
         }),
         rule("softmax", "(Softmax ?a (Scores ?s ?q ?k))", |m| softmax(m, None)),
         rule("softmax-of-masked", "(Softmax ?a (Scores ?s ?q ?k ?m))", |m| softmax(m, Some("?m"))),
@@ -244,6 +260,30 @@ fn seen_in(m: &mut Match<'_>, band: Band, mask: Option<Id>) -> Option<Id> {
     let (settings, to) = settings(m)?;
     let settings = within(settings, band)?;
     add_scores(m, settings, to, mask)
+}
+
+/// Softmax of scores to which a number that outweighs them is added outside a band, or that it stands for there. Only where
+/// nothing else hides, and each row sees something: a row of such numbers alone would have the weights of its scores.
+fn outweighed(m: &mut Match<'_>, band: Band, low: f64) -> Option<Id> {
+    let (settings, to) = settings(m)?;
+    let (rows, keys) = (m.ty(m.id("?q"))?.dims[2], m.ty(m.id("?k"))?.dims[2]);
+    if low <= HIDES || settings.causal || rows > keys || !(band.low..=band.high).contains(&0) {
+        return None;
+    }
+    let scores = add_scores(m, within(settings, band)?, to, None)?;
+    let softmax = m.op("?a")?;
+    m.add(&softmax, &[scores])
+}
+
+/// The same, for the band of a mask.
+fn by_low(m: &mut Match<'_>, mask: &str, hidden: bool) -> Option<Id> {
+    let low = m.number("?low").filter(|low| *low <= OUTWEIGHS)?;
+    let mut mask = m.id(mask);
+    if hidden {
+        mask = m.apply("Not", &[mask])?;
+    }
+    let band = m.facts(mask).band?;
+    outweighed(m, band, low)
 }
 
 /// `?q`, `?k` and the mask.

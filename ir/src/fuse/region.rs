@@ -88,12 +88,18 @@ pub(super) struct Region {
     pub outside: Vec<ValueId>,
 }
 
-/// Whether rules may look into a value from outside.
+/// Whether rules may look into a value from outside: a mask.
 pub(super) fn is_known(graph: &Graph, v: ValueId) -> bool {
-    // A mask has no size of its own along the heads.
+    let Some(n) = graph.producer(v) else { return false };
     let ty = graph.ty(v);
-    let mask = ty.dtype == DType::Bool || (ty.rank() == 4 && ty.dims[1] == 1);
-    matches!(graph.value(v).def, Def::Node(..)) && mask
+    match ty.rank() {
+        _ if ty.dtype == DType::Bool => true,
+        // No size of its own along the heads.
+        4 => ty.dims[1] == 1,
+        // One for all samples, as a choice between numbers.
+        2 | 3 => ty.dtype.is_float() && graph.node(n).op.name() == "Where",
+        _ => false,
+    }
 }
 
 impl Region {

@@ -314,6 +314,35 @@ fn attentions() {
     }
 }
 
+/// Deep models are rewritten a stretch at a time, and the mask of all layers lies outside: rules look into it.
+#[test]
+fn a_mask_far_from_its_layers_is_causal() {
+    // Too large to be folded into a constant.
+    let (s, d, layers) = (2100, 8, 80);
+    let mut c = Case::new();
+    let mut x = c.input(&[1, 1, s, d]);
+    let counts: Vec<ValueId> = [0, 1].map(|dim| Case::ok(c.b.iota(&[s, s], dim))).to_vec();
+    let hidden = c.op("Less", &counts);
+    let (low, zero) = (c.number(-3e4), c.number(0.0));
+    let mask = c.op("Where", &[hidden, low, zero]);
+    for _ in 0..layers {
+        let scores = Case::ok(c.b.einsum("bhsk,bhtk->bhst", x, x));
+        let scores = c.op("Add", &[scores, mask]);
+        let softmax = Op::new(&crate::ops::softmax::SOFTMAX).int("axis", 3);
+        let weights = Case::ok(c.b.emit1(softmax, &[scores]));
+        let y = Case::ok(c.b.einsum("bhst,bhte->bhse", weights, x));
+        let (y, z) = (c.op("Tanh", &[y]), c.op("Sin", &[x]));
+        x = c.op("Add", &[y, z]);
+    }
+    c.b.output("y", x, None);
+    let graph = c.b.finish();
+    assert!(graph.nodes.len() > 320, "{} nodes are one stretch", graph.nodes.len());
+    let fused = fuse(&graph, Forms::ALL).expect("fuses");
+    let causal = fused.nodes.iter().filter(|n| n.op.name() == "Attention" && n.op.get_flag("causal")).count();
+    assert_eq!(causal, layers);
+    assert!(fused.nodes.iter().all(|n| n.op.name() != "Where"), "the mask is still there");
+}
+
 #[test]
 fn a_row_of_padding_is_no_band() {
     let fused = attention(Hide::Padding, 0.0, false, 1);

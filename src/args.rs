@@ -36,6 +36,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List the known clusters, or show one
     Clusters(ClustersArgs),
+    /// Measure this machine and write its cluster file
+    Profile(ProfileArgs),
 }
 
 /// Training or inference.
@@ -169,7 +171,7 @@ pub struct WorkloadArgs {
     /// Optimizer for training [default: adamw]
     #[arg(long, value_enum)]
     pub optimizer: Option<OptimizerArg>,
-    /// Compute precision [default: fp32 on the cluster `cpu`, else bf16]
+    /// Compute precision [default: fp32 on CPUs, else bf16]
     #[arg(long, value_enum)]
     pub precision: Option<PrecisionArg>,
 }
@@ -425,4 +427,21 @@ pub struct ClustersArgs {
     /// Print the JSON Schema of cluster files
     #[arg(long, conflicts_with = "name")]
     pub schema: bool,
+}
+
+/// `profile`
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// Where to write the cluster file
+    #[arg(short, long, value_name = "CLUSTER.toml", default_value = "cluster.toml")]
+    pub output: PathBuf,
+    /// Ranks that run beside each other [default: one per core]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub ranks: Option<usize>,
+    /// Print what was measured as JSON on stdout instead of a summary
+    #[arg(long)]
+    pub json: bool,
+    /// Do not show progress
+    #[arg(short, long)]
+    pub quiet: bool,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use autoshard_cost_models::Cluster;
+use autoshard_cost_models::hardware::Architecture;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::assignment::Schedule;
 use autoshard_planner::constraints::{Constraints, Objective};
@@ -129,7 +130,7 @@ pub fn request(model: &Model, cluster: &Cluster, args: &PlanArgs) -> Result<(Pla
         }
         (None, None) => fixed_batch(model),
     };
-    let on_cpu = cluster.name == "cpu";
+    let on_cpu = cluster.device.architecture == Architecture::Cpu;
     let precision = match w.precision {
         Some(PrecisionArg::Bf16) => PrecisionChoice::Bf16,
         Some(PrecisionArg::Fp16) => PrecisionChoice::Fp16,

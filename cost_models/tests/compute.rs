@@ -14,7 +14,7 @@ fn cluster(name: &str) -> Cluster {
 fn matmul(batch: usize, m: usize, n: usize, k: usize, size: usize) -> Work {
     let flops = 2.0 * batch as f64 * m as f64 * n as f64 * k as f64;
     let bytes = (batch * (m * k + k * n + m * n) * size) as f64;
-    Work { family: Family::MatMul, flops, bytes, gemm: Some([batch, m, n, k]) }
+    Work { family: Family::MatMul, flops, bytes, gemm: Some([batch, m, n, k]), ..Work::FREE }
 }
 
 /// What fraction of the dense peak a product reaches.
@@ -57,7 +57,7 @@ fn narrow_products_are_bound_by_memory() {
 #[test]
 fn memory_bound_families() {
     let c = cluster("dgx-a100");
-    let stream = |bytes| Work { family: Family::Memory, flops: 0.0, bytes, gemm: None };
+    let stream = |bytes| Work { family: Family::Memory, bytes, ..Work::FREE };
     let large = c.op_time(&stream(1e9), DType::Bf16).0;
     assert!((large / (1e9 / (2.039e12 * 0.394)) - 1.0).abs() < 1e-6);
     // Nothing is faster than a kernel launch, and aliases are free.

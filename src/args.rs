@@ -153,9 +153,13 @@ pub struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// Cluster by name (see `autoshard clusters`), or a TOML file [default: dgx-h100]
-    #[arg(long, value_name = "NAME|FILE.toml")]
+    /// Cluster by name (see `autoshard clusters`), or a file: TOML, or the output of `nvidia-smi topo -m` and `nvidia-smi -L`
+    /// [default: dgx-h100]
+    #[arg(long, value_name = "NAME|FILE")]
     pub cluster: Option<String>,
+    /// Which GPUs the output of `nvidia-smi topo -m` is of, where the file does not say: a device of the library
+    #[arg(long, value_name = "NAME", requires = "cluster")]
+    pub device: Option<String>,
     /// Training step or inference [default: train if the model has a loss]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
@@ -422,8 +426,11 @@ pub struct InspectArgs {
 /// `clusters`
 #[derive(Debug, Args)]
 pub struct ClustersArgs {
-    /// A name or a TOML file to show in full
+    /// A name, or a file to show in full: TOML, or the output of `nvidia-smi topo -m`
     pub name: Option<String>,
+    /// Which GPUs the output of `nvidia-smi topo -m` is of, where the file does not say
+    #[arg(long, value_name = "NAME", requires = "name")]
+    pub device: Option<String>,
     /// Print the JSON Schema of cluster files
     #[arg(long, conflicts_with = "name")]
     pub schema: bool,

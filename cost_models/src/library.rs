@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::error::ClusterError;
 use crate::hardware::{Cluster, ClusterFile, Device, device_problems};
+use crate::nvidia_smi;
 
 /// Name and text of each embedded cluster, sorted by name.
 pub const CLUSTERS: &[(&str, &str)] = &[
@@ -73,14 +74,30 @@ impl Cluster {
     ///
     /// A name wins over a file of the same name; write `./name` for the file.
     pub fn load(name_or_path: &str) -> Result<Cluster, ClusterError> {
+        Ok(Cluster::load_with(name_or_path, None)?.0)
+    }
+
+    /// The same, with the text that defines it (as a cluster file), unless it is embedded. A file may also hold the output of
+    /// `nvidia-smi topo -m` ([`crate::nvidia_smi`]); `device` says which GPUs that is of, where the file does not.
+    pub fn load_with(name_or_path: &str, device: Option<&str>) -> Result<(Cluster, Option<String>), ClusterError> {
+        let no_device = |cluster: &str| match device {
+            Some(d) => Err(ClusterError::Device { cluster: cluster.into(), device: d.into() }),
+            None => Ok(()),
+        };
         if let Some(text) = Cluster::definition(name_or_path) {
-            return Cluster::parse(text, &format!("embedded cluster {name_or_path}"));
+            no_device(name_or_path)?;
+            return Ok((Cluster::parse(text, &format!("embedded cluster {name_or_path}"))?, None));
         }
         let path = Path::new(name_or_path);
         if path.exists() {
             let text = std::fs::read_to_string(path)
                 .map_err(|e| ClusterError::Read { path: path.into(), reason: e.to_string() })?;
-            return Cluster::parse(&text, name_or_path);
+            if nvidia_smi::is_topology(&text) {
+                let text = nvidia_smi::cluster(&text, name_or_path, device, devices()?)?.to_toml()?;
+                return Ok((Cluster::parse(&text, name_or_path)?, Some(text)));
+            }
+            no_device(name_or_path)?;
+            return Ok((Cluster::parse(&text, name_or_path)?, Some(text)));
         }
         Err(ClusterError::Unknown {
             name: name_or_path.into(),

@@ -760,7 +760,11 @@ fn node_times(graph: &Graph, cluster: &Cluster, c: &Candidate) -> Vec<f64> {
         let (flops, bytes, scores) = (part(work.flops), part(work.bytes), part(work.scores));
         let work = Work { flops, bytes, scores, gemm: None, ..work };
         let dtype = n.inputs.iter().chain(&n.outputs).map(|&v| graph.ty(v).dtype).find(|d| d.is_float());
-        if free[id.index()] { 0.0 } else { cluster.kernel_time(&work, dtype.unwrap_or(DType::F32), Kernel::of(n.op.name())).0 }
+        if free[id.index()] {
+            0.0
+        } else {
+            cluster.kernel_time(&work, dtype.unwrap_or(DType::F32), Kernel::of(n.op.name())).0
+        }
     };
     graph.node_ids().map(time).collect()
 }

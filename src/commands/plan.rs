@@ -31,13 +31,9 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     files::check_output(&output, &[&args.model, Path::new(name)])?;
     let model = loaded::model(&args.model)?;
     files::check_output(&output, &model.files().into_iter().collect::<Vec<_>>())?;
-    let cluster = Cluster::load(name)
-        .and_then(|c| c.with_gpus(args.gpus))
+    let (cluster, definition) = Cluster::load_with(name, args.workload.device.as_deref())
+        .and_then(|(c, definition)| Ok((c.with_gpus(args.gpus)?, definition)))
         .map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the clusters that are known"))?;
-    let definition = match Cluster::definition(name) {
-        Some(_) => None,
-        None => Some(files::read(Path::new(name), "cluster file")?),
-    };
     let (request, mut notes) = workload::request(&model, &cluster, args)?;
     if args.workload.cluster.is_none() {
         notes.insert(0, format!("{} GPUs of {CLUSTER} (--cluster)", args.gpus));

@@ -51,8 +51,18 @@ pub fn run(args: &ProfileArgs) -> Result<(), Failure> {
 
 /// Operators that most of a step is made of.
 const SHOWN: [&str; 12] = [
-    "Add", "Gelu tanh", "GeluGrad tanh", "Silu", "LayerNorm", "LayerNormGrad", "RmsNorm", "Softmax", "ReduceSum",
-    "CrossEntropyParts", "Transpose", "AdamW",
+    "Add",
+    "Gelu tanh",
+    "GeluGrad tanh",
+    "Silu",
+    "LayerNorm",
+    "LayerNormGrad",
+    "RmsNorm",
+    "Softmax",
+    "ReduceSum",
+    "CrossEntropyParts",
+    "Transpose",
+    "AdamW",
 ];
 
 /// What was measured, on one screen.
@@ -62,7 +72,13 @@ fn summary(p: &Profile) -> String {
     let mut row = |name: &str, value: f64, unit: &str, error: Option<f64>, of: usize| {
         let digits = if value >= 100.0 { 0 } else { 2 };
         let error = error.map_or(String::new(), within);
-        rows.push(vec![name.into(), format!("{value:.digits$}"), unit.into(), error, if of > 0 { of.to_string() } else { String::new() }]);
+        rows.push(vec![
+            name.into(),
+            format!("{value:.digits$}"),
+            unit.into(),
+            error,
+            if of > 0 { of.to_string() } else { String::new() },
+        ]);
     };
     let error = |name: &str| p.costs.errors.get(name).copied().unwrap_or((0.0, 0));
     let (e, n) = error("Einsum");

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use autoshard_cost_models::compute::{Coefficients, OperatorCost, Tile};
 use autoshard_cost_models::hardware::{
     Architecture, ClusterFile, Device, Figure, Format, LinkKind, MeasuredCollective, Peak, Tier,
 };
-use autoshard_cost_models::compute::{Coefficients, OperatorCost, Tile};
 
 use super::Profile;
 
@@ -25,11 +25,7 @@ pub fn file(p: &Profile) -> ClusterFile {
     let memory = gib(p.host.memory);
     let taken = gib(p.host.memory) - gib(p.host.available);
     let operators = p.costs.operators.iter().map(|(name, c)| (name.clone(), rounded(c))).collect();
-    let peak = Peak {
-        dense_tflops: round(p.costs.peak * 1e-12),
-        sparse_tflops: None,
-        source: Some("profile".into()),
-    };
+    let peak = Peak { dense_tflops: round(p.costs.peak * 1e-12), sparse_tflops: None, source: Some("profile".into()) };
     let device = Device {
         name: format!("rank of {}", p.host.name),
         architecture: Architecture::Cpu,

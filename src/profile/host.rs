@@ -103,7 +103,8 @@ mod tests {
     fn memory_and_dates() {
         assert_eq!(total("MemTotal:       24683656 kB\nMemFree: 1 kB\n"), Some(Bytes(24_683_656 * 1024)));
         assert_eq!(total("MemFree: 1 kB\n"), None);
-        for (days, shown) in [(0, "1970-01-01"), (11_016, "2000-02-29"), (11_017, "2000-03-01"), (20_788, "2026-12-01")] {
+        for (days, shown) in [(0, "1970-01-01"), (11_016, "2000-02-29"), (11_017, "2000-03-01"), (20_788, "2026-12-01")]
+        {
             assert_eq!(date(days), shown);
         }
     }

@@ -103,7 +103,9 @@ pub fn measure(
     let timed = bench::time(cases, ranks, done);
     let own = cases.len() - extra().iter().flatten().count();
     let costs = operators::costs(&cases[..own], &timed[..own])?;
-    let [small, large, single, half] = &timed[own..] else { return Err("the table of operators has no Concat or Add".into()) };
+    let [small, large, single, half] = &timed[own..] else {
+        return Err("the table of operators has no Concat or Add".into());
+    };
     let seconds = |t: &Result<Timed, String>| t.as_ref().map(|t| t.seconds).map_err(String::clone);
     let bytes = |i: usize| cases[own + i].work().bytes;
     let call_s = seconds(small)?;

@@ -15,6 +15,8 @@ use super::fit::{Fit, fit, quantile};
 
 /// Bytes that enlarged samples move: one where calls count, one where bytes do.
 const SIZES: [f64; 2] = [16e3, 512e3];
+/// Bytes of operands and results that an enlarged sample has at most.
+const LARGEST: usize = 8 << 20;
 /// Samples of an operator that are enlarged.
 const FEW: usize = 4;
 
@@ -72,11 +74,14 @@ fn attention() -> Vec<Case> {
     };
     let (Some(forward), Some(backward)) = (ops::find("Attention"), ops::find("AttentionGrad")) else { return all };
     let f32 = |dims: [usize; 4]| SampleInput::f32(dims);
+    // Masks that hide nothing, as those of sequences without padding.
     let (b, heads) = (4, 4);
     for (causal, masked) in [(true, true), (true, false), (false, true), (false, false)] {
-        for (groups, s, d) in [(4, 32, 16), (1, 64, 8), (4, 64, 16), (4, 64, 64), (1, 128, 8), (4, 128, 32), (4, 128, 64)] {
+        for (groups, s, d) in
+            [(4, 32, 16), (1, 64, 8), (4, 64, 16), (4, 64, 64), (1, 128, 8), (4, 128, 32), (4, 128, 64)]
+        {
             let (q, k) = ([b, s, heads, d], [b, s, groups, d]);
-            let mask = || masked.then(|| SampleInput::bool([b, 1, 1, s]));
+            let mask = || masked.then(|| SampleInput { range: (1.0, 2.0), ..SampleInput::bool([b, 1, 1, s]) });
             let inputs = [f32(q), f32(k), f32(k)].into_iter().chain(mask()).collect();
             all.extend(Case::whole(stated(forward, causal), inputs));
             let stats = [b, heads, s];
@@ -149,7 +154,8 @@ fn enlarge(s: &Sample, bytes: f64) -> Option<Case> {
     for factor in 1.. {
         let Some(case) = all_dims(s, factor).or_else(|| split_dims(s, factor)) else { break };
         let moved = case.work().bytes;
-        if moved > bytes && found.is_some() {
+        // Tables of which few rows are read grow without work.
+        if (moved > bytes || case.bytes() > LARGEST) && found.is_some() {
             break;
         }
         // Nothing grows any more, or not with the factor.
@@ -220,7 +226,8 @@ pub fn costs(cases: &[Case], timed: &[Result<Timed, String>]) -> Result<Costs, S
             Ok(t) => {
                 spreads.push(t.spread);
                 let variant = case.work().variant;
-                let name = if variant.is_empty() { case.op.name().into() } else { format!("{} {variant}", case.op.name()) };
+                let name =
+                    if variant.is_empty() { case.op.name().into() } else { format!("{} {variant}", case.op.name()) };
                 by_name.entry(name).or_default().push((case, *t));
             }
             Err(e) => failed.push(e.clone()),

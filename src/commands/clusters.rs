@@ -15,9 +15,9 @@ pub fn run(args: &ClustersArgs) -> Result<(), Failure> {
         return Ok(());
     }
     if let Some(name) = &args.name {
-        let (c, own) = Cluster::load_with(name, args.device.as_deref())
+        let (c, origin) = Cluster::load_with(name, args.device.as_deref())
             .map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the names"))?;
-        let text = own.or_else(|| Cluster::definition(name).map(String::from)).unwrap_or_default();
+        let text = origin.text().or_else(|| Cluster::definition(name).map(String::from)).unwrap_or_default();
         println!("# {}: {}, {} usable per GPU\n", c.name, c.device.name, show::bytes(c.usable_memory().0));
         print!("{text}");
         return Ok(());

@@ -213,7 +213,8 @@ fn tiers(t: &Topology, device: &Device) -> Result<(Vec<Tier>, Vec<String>), Stri
         tiers.push(bus("pcie", device, None, (0.8, "PCIe through the host, assumed")));
     }
     if t.cards > 0 {
-        notes.push(format!("its {} network cards serve no other node here: add a tier for that", t.cards));
+        let cards = if t.cards == 1 { "its network card".into() } else { format!("its {} network cards", t.cards) };
+        notes.push(format!("{cards} left out: add a tier to plan for several nodes"));
     }
     Ok((tiers, notes))
 }

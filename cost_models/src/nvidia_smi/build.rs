@@ -116,23 +116,15 @@ fn pcie(a: Architecture) -> (f64, &'static str) {
 
 /// The parts of GPUs that are joined by links for which `joins` holds, directly or through others.
 fn domains(t: &Topology, joins: impl Fn(Link) -> bool) -> Vec<Vec<usize>> {
-    let n = t.gpus();
-    let mut of: Vec<Option<usize>> = vec![None; n];
-    let mut found: Vec<Vec<usize>> = Vec::new();
-    for first in 0..n {
-        if of[first].is_some() {
-            continue;
-        }
-        let mut members = vec![first];
-        of[first] = Some(found.len());
+    let mut left: Vec<usize> = (0..t.gpus()).collect();
+    let mut found = Vec::new();
+    while !left.is_empty() {
+        let mut members = vec![left.remove(0)];
         let mut next = 0;
-        while next < members.len() {
-            for j in 0..n {
-                if of[j].is_none() && t.links[members[next]][j].is_some_and(&joins) {
-                    of[j] = Some(found.len());
-                    members.push(j);
-                }
-            }
+        while let Some(&at) = members.get(next) {
+            let (near, far) = left.iter().partition(|j| t.links[at][**j].is_some_and(&joins));
+            members.extend::<Vec<usize>>(near);
+            left = far;
             next += 1;
         }
         members.sort_unstable();

@@ -1,7 +1,8 @@
 //! `profile` measures this machine, and `plan` with its cluster file predicts what `run` takes: both side by side, within 20%.
 //!
-//! Timing needs a machine of its own: what other programs take of it is watched, and a measurement that they disturb is taken again. A
-//! machine that stays busy fails the test, with that reason.
+//! Timing needs a machine of its own that does not change its speed: what other programs take is watched, and a probe is timed before
+//! and after. What is disturbed is measured again, and a machine that has become faster or slower is profiled again. One that is never
+//! steady fails the test, with that reason.
 
 mod common;
 
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 use autoshard_cost_models::Cluster;
 use autoshard_ir::graph::Section;
 use autoshard_ir::onnx::Model;
-use autoshard_ir::{Tensor, Type, blocks, convert};
+use autoshard_ir::op::Attr;
+use autoshard_ir::{Op, Tensor, Type, blocks, convert, interp, ops};
 use autoshard_planner::plan::Plan;
 use autoshard_planner::simulate::class_seconds;
 use autoshard_planner::times::Times;
@@ -26,9 +28,13 @@ use common::{autoshard, model, works};
 /// What is allowed.
 const TOLERANCE: f64 = 0.2;
 /// How often a measurement on a busy machine is taken again.
-const TRIES: usize = 20;
+const TRIES: usize = 12;
 /// Cores that other programs may take.
 const DISTURBANCE: f64 = 0.06;
+/// How long other programs are waited for, each time.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How much the machine may change its speed.
+const DRIFT: f64 = 0.06;
 
 /// A model and sizes at which a step takes tens of milliseconds on one rank.
 const MODELS: [(&str, &[&str]); 4] = [
@@ -67,20 +73,117 @@ fn own() -> f64 {
     of(libc::RUSAGE_SELF) + of(libc::RUSAGE_CHILDREN)
 }
 
-/// Measures while no other program takes more than a small part of a core: again, after a pause, where one does.
-fn measured<T>(what: &str, mut measure: impl FnMut() -> T) -> T {
-    let mut least = f64::INFINITY;
-    for _ in 0..TRIES {
-        let (others, started) = (busy() - own(), Instant::now());
-        let found = measure();
-        let part = (busy() - own() - others) / started.elapsed().as_secs_f64();
-        if part < DISTURBANCE {
-            return found;
-        }
-        least = least.min(part);
-        std::thread::sleep(Duration::from_secs(3));
+/// Seconds that fixed work takes on that many threads at once: kernels bound by arithmetic, by exponentials and by memory. Says how
+/// fast the machine is now: clocks, and other machines on the same processor, change that.
+fn probe(threads: usize) -> f64 {
+    let ones = |dims: &[usize]| Tensor::f32(dims, &vec![1.0; dims.iter().product()]);
+    let op = |name: &str| Op::new(ops::find(name).unwrap());
+    let product = op("Einsum").with("eq", Attr::Str("mk,kn->mn".into()));
+    let works = [
+        (product, vec![ones(&[256, 64]), ones(&[64, 256])]),
+        (op("Silu"), vec![ones(&[1 << 16])]),
+        (op("Add"), vec![ones(&[1 << 18]); 2]),
+    ];
+    let work = || {
+        let mut seconds: Vec<f64> = (0..9)
+            .map(|_| {
+                let started = Instant::now();
+                for (op, inputs) in &works {
+                    let types: Vec<Type> = inputs.iter().map(|t| t.ty().clone()).collect();
+                    let outputs = op.infer(&types).unwrap();
+                    for _ in 0..3 {
+                        interp::apply(op, inputs, &outputs).unwrap();
+                    }
+                }
+                started.elapsed().as_secs_f64()
+            })
+            .collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 4]
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        all.into_iter().map(|t| t.join().unwrap()).sum::<f64>() / threads as f64
+    })
+}
+
+/// A measurement, and the circumstances of it.
+struct Measured<T> {
+    found: T,
+    /// Of [`probe`], the mean of before and after.
+    probe: f64,
+}
+
+/// Measures, and says what was in the way: other programs, or a machine that changed its speed meanwhile.
+fn measured<T>(threads: usize, measure: impl FnOnce() -> T) -> Result<Measured<T>, String> {
+    quiet()?;
+    let before = probe(threads);
+    let (others, started) = (busy() - own(), Instant::now());
+    let found = measure();
+    let part = (busy() - own() - others) / started.elapsed().as_secs_f64();
+    let after = probe(threads);
+    let change = (after / before - 1.0).abs();
+    if part > DISTURBANCE {
+        return Err(format!("other programs take {part:.2} cores"));
     }
-    panic!("{what}: this machine is too busy to measure: other programs never took less than {least:.2} cores");
+    if change > DRIFT {
+        return Err(format!("the machine changed its speed by {:.0}% meanwhile", change * 100.0));
+    }
+    Ok(Measured { found, probe: (before + after) / 2.0 })
+}
+
+/// Waits until other programs leave the machine alone for a second.
+fn quiet() -> Result<(), String> {
+    let waited = Instant::now();
+    while waited.elapsed() < PATIENCE {
+        let before = busy() - own();
+        std::thread::sleep(Duration::from_secs(1));
+        if busy() - own() - before < DISTURBANCE {
+            return Ok(());
+        }
+    }
+    Err(format!("other programs were never idle for a second in {PATIENCE:?}"))
+}
+
+/// The machine, profiled: again, where it is no longer as fast as it was.
+struct Machine {
+    cluster: String,
+    probe: f64,
+    threads: usize,
+}
+
+impl Machine {
+    fn profile(&mut self) -> Result<(), String> {
+        let m = measured(self.threads, || works(&["profile", "-q", "-o", &self.cluster]))?;
+        println!("{}", m.found);
+        self.probe = m.probe;
+        Ok(())
+    }
+
+    /// Seconds of a step, measured and predicted, while the machine is as fast as when it was profiled.
+    fn step(&mut self, plan: &str, flags: &[&str]) -> Result<(f64, f64), String> {
+        works(&[&["plan", flags[0], "--cluster", &self.cluster, "-q", "-o", plan], &flags[1..]].concat());
+        let m = measured(self.threads, || step(plan))?;
+        let change = m.probe / self.probe - 1.0;
+        if change.abs() > DRIFT {
+            self.profile()?;
+            return Err(format!("the machine's work took {:+.0}% of the time when it was profiled", change * 100.0));
+        }
+        Ok(m.found)
+    }
+}
+
+/// Again, after a pause, while something is in the way. A machine on which it always is fails the test.
+fn patiently<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
+    let mut reasons = Vec::new();
+    for _ in 0..TRIES {
+        match attempt() {
+            Ok(found) => return found,
+            Err(why) => reasons.push(why),
+        }
+        println!("{what}: again, since {}", reasons[reasons.len() - 1]);
+    }
+    panic!("{what} could not be measured on this machine: {}", reasons.join("; "));
 }
 
 /// The lower quartile of the seconds that steps take, after the first, and what was predicted.
@@ -97,18 +200,19 @@ fn step(plan: &str) -> (f64, f64) {
 fn predicted_steps_are_as_long_as_measured_ones() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
-    let cluster = at("here.toml");
-    let said = measured("profile", || works(&["profile", "-q", "-o", &cluster]));
-    println!("{said}");
-    let splits = if Cluster::load(&cluster).unwrap().devices_per_node >= 2 { &SPLITS[..] } else { &SPLITS[..1] };
+    let threads = std::thread::available_parallelism().unwrap().get().min(2);
+    let mut machine = Machine { cluster: at("here.toml"), probe: 0.0, threads };
+    patiently("profile", || machine.profile());
+    let ranks = Cluster::load(&machine.cluster).unwrap().devices_per_node;
+    let splits = if ranks >= 2 { &SPLITS[..] } else { &SPLITS[..1] };
     let mut table =
         format!("{:<24} {:<16} {:>12} {:>12} {:>7}\n", "model", "split", "predicted ms", "measured ms", "error");
     let mut wrong = Vec::new();
     for (name, sizes) in MODELS {
         for split in splits {
-            let (file, plan) = (model(name), at("p.json"));
-            works(&[&["plan", &file, "--cluster", &cluster, "-q", "-o", &plan], sizes, split].concat());
-            let (took, predicted) = measured(name, || step(&plan));
+            let file = model(name);
+            let flags = [&[file.as_str()], sizes, split].concat();
+            let (took, predicted) = patiently(name, || machine.step(&at("p.json"), &flags));
             let error = predicted / took - 1.0;
             let line = format!(
                 "{:<24} {:<16} {:>12.2} {:>12.2} {:>+6.1}%",
@@ -125,8 +229,10 @@ fn predicted_steps_are_as_long_as_measured_ones() {
             }
         }
         let plan = at("p.json");
-        works(&[&["plan", &model(name), "--cluster", &cluster, "-q", "-o", &plan, "--gpus", "1"], sizes].concat());
-        println!("{}", by_operator(&plan, &model(name), &cluster));
+        works(
+            &[&["plan", &model(name), "--cluster", &machine.cluster, "-q", "-o", &plan, "--gpus", "1"], sizes].concat(),
+        );
+        println!("{}", by_operator(&plan, &model(name), &machine.cluster));
     }
     println!("{table}");
     assert!(wrong.is_empty(), "more than {:.0}% off:\n{}\nof\n{table}", TOLERANCE * 100.0, wrong.join("\n"));

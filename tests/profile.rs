@@ -99,7 +99,7 @@ fn probe(threads: usize) -> f64 {
             })
             .collect();
         seconds.sort_by(f64::total_cmp);
-        seconds[seconds.len() / 4]
+        seconds[seconds.len() / 2]
     };
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
@@ -186,14 +186,14 @@ fn patiently<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T
     panic!("{what} could not be measured on this machine: {}", reasons.join("; "));
 }
 
-/// The lower quartile of the seconds that steps take, after the first, and what was predicted.
+/// The median of the seconds that steps take, after the first, and what was predicted.
 fn step(plan: &str) -> (f64, f64) {
     let text = works(&["run", plan, "--steps", "25", "--random-weights", "--json"]);
     let doc: serde_json::Value = serde_json::from_str(&text).unwrap();
     let mut seconds: Vec<f64> =
         doc["seconds_of_steps"].as_array().unwrap()[1..].iter().map(|s| s.as_f64().unwrap()).collect();
     seconds.sort_by(f64::total_cmp);
-    (seconds[seconds.len() / 4], doc["predicted_seconds_per_step"].as_f64().unwrap())
+    (seconds[seconds.len() / 2], doc["predicted_seconds_per_step"].as_f64().unwrap())
 }
 
 #[test]

@@ -49,9 +49,9 @@ impl Case {
 /// A measured time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timed {
-    /// Seconds of one call: the lower quartile, which other programs disturb least.
+    /// Seconds of one call: the median.
     pub seconds: f64,
-    /// From the lower to the upper quartile, as a fraction of the lower.
+    /// From the lower to the upper quartile, as a fraction of the median.
     pub spread: f64,
     /// How many samples there are.
     pub samples: usize,
@@ -60,8 +60,8 @@ pub struct Timed {
 impl Timed {
     /// Of samples.
     pub fn of(mut samples: Vec<f64>) -> Timed {
-        let (low, high) = (quantile(&mut samples, 0.25), quantile(&mut samples, 0.75));
-        Timed { seconds: low, spread: high / low.max(f64::MIN_POSITIVE) - 1.0, samples: samples.len() }
+        let [low, seconds, high] = [0.25, 0.5, 0.75].map(|part| quantile(&mut samples, part));
+        Timed { seconds, spread: (high - low) / seconds.max(f64::MIN_POSITIVE), samples: samples.len() }
     }
 }
 

@@ -69,7 +69,7 @@ pub fn file(p: &Profile) -> ClusterFile {
         measured: measured.collect(),
     };
     let profile = format!(
-        "measured by autoshard profile {} on {} ({} build), {} ranks at once: lower quartiles of {} samples in {} passes, \
+        "measured by autoshard profile {} on {} ({} build), {} ranks at once: medians of {} samples in {} passes, \
          coefficients fitted to {} operators on {} sizes",
         env!("CARGO_PKG_VERSION"),
         p.date,

@@ -36,6 +36,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List the known clusters, or show one
     Clusters(ClustersArgs),
+    /// Measure this machine and write its cluster file
+    Profile(ProfileArgs),
 }
 
 /// Training or inference.
@@ -153,9 +155,13 @@ pub struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// Cluster by name (see `autoshard clusters`), or a TOML file [default: dgx-h100]
-    #[arg(long, value_name = "NAME|FILE.toml")]
+    /// Cluster by name (see `autoshard clusters`), or a file: TOML, or the output of `nvidia-smi topo -m` and `nvidia-smi -L`
+    /// [default: dgx-h100]
+    #[arg(long, value_name = "NAME|FILE")]
     pub cluster: Option<String>,
+    /// Which GPUs the output of `nvidia-smi topo -m` is of, where the file does not say: a device of the library
+    #[arg(long, value_name = "NAME", requires = "cluster")]
+    pub device: Option<String>,
     /// Training step or inference [default: train if the model has a loss]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
@@ -171,7 +177,7 @@ pub struct WorkloadArgs {
     /// Optimizer for training [default: adamw]
     #[arg(long, value_enum)]
     pub optimizer: Option<OptimizerArg>,
-    /// Compute precision [default: fp32 on the cluster `cpu`, else bf16]
+    /// Compute precision [default: fp32 on CPUs, else bf16]
     #[arg(long, value_enum)]
     pub precision: Option<PrecisionArg>,
 }
@@ -256,6 +262,8 @@ pub struct ExecutionArgs {
 pub enum AttentionArg {
     /// One kernel, where the graph has the form of one.
     Fused,
+    /// The same, by kernels of the first generation (FlashAttention before 2), which take twice as long: for estimates.
+    FusedFirst,
     /// As the graph says.
     Scores,
 }
@@ -425,9 +433,29 @@ pub struct InspectArgs {
 /// `clusters`
 #[derive(Debug, Args)]
 pub struct ClustersArgs {
-    /// A name or a TOML file to show in full
+    /// A name, or a file to show in full: TOML, or the output of `nvidia-smi topo -m`
     pub name: Option<String>,
+    /// Which GPUs the output of `nvidia-smi topo -m` is of, where the file does not say
+    #[arg(long, value_name = "NAME", requires = "name")]
+    pub device: Option<String>,
     /// Print the JSON Schema of cluster files
     #[arg(long, conflicts_with = "name")]
     pub schema: bool,
+}
+
+/// `profile`
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// Where to write the cluster file
+    #[arg(short, long, value_name = "CLUSTER.toml", default_value = "cluster.toml")]
+    pub output: PathBuf,
+    /// Ranks that run beside each other [default: one per core]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub ranks: Option<usize>,
+    /// Print what was measured as JSON on stdout instead of a summary
+    #[arg(long)]
+    pub json: bool,
+    /// Do not show progress
+    #[arg(short, long)]
+    pub quiet: bool,
 }

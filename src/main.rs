@@ -12,6 +12,7 @@ mod draw;
 mod failure;
 mod files;
 mod loaded;
+mod profile;
 mod report;
 mod show;
 mod workload;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Report(a) => commands::report::run(&a),
         Command::Inspect(a) => commands::inspect::run(&a),
         Command::Clusters(a) => commands::clusters::run(&a),
+        Command::Profile(a) => commands::profile::run(&a),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use autoshard_cost_models::Cluster;
+use autoshard_cost_models::hardware::Architecture;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::assignment::Schedule;
 use autoshard_planner::constraints::{Constraints, Objective};
-use autoshard_planner::execution::{AttentionChoice, Execution, Kernels, Operators, Overlap, Products};
+use autoshard_planner::execution::{AttentionChoice, Execution, Generation, Kernels, Operators, Overlap, Products};
 use autoshard_planner::mesh::divisors;
 use autoshard_planner::request::{
     LossChoice, Mode, OptimizerChoice, PlanRequest, PrecisionChoice, RecomputeChoice, Workload,
@@ -129,7 +130,7 @@ pub fn request(model: &Model, cluster: &Cluster, args: &PlanArgs) -> Result<(Pla
         }
         (None, None) => fixed_batch(model),
     };
-    let on_cpu = cluster.name == "cpu";
+    let on_cpu = cluster.device.architecture == Architecture::Cpu;
     let precision = match w.precision {
         Some(PrecisionArg::Bf16) => PrecisionChoice::Bf16,
         Some(PrecisionArg::Fp16) => PrecisionChoice::Fp16,
@@ -156,7 +157,7 @@ pub fn request(model: &Model, cluster: &Cluster, args: &PlanArgs) -> Result<(Pla
         });
     }
     let attention = match args.execution.attention {
-        AttentionArg::Fused => AttentionChoice::Fused,
+        AttentionArg::Fused | AttentionArg::FusedFirst => AttentionChoice::Fused,
         AttentionArg::Scores => AttentionChoice::Scores,
     };
     let operators = match args.execution.operators {
@@ -193,6 +194,10 @@ fn execution(e: &ExecutionArgs) -> Execution {
         kernels: match e.kernels {
             KernelsArg::Eager => Kernels::Eager,
             KernelsArg::Compiled => Kernels::Compiled,
+        },
+        attention: match e.attention {
+            AttentionArg::FusedFirst => Generation::First,
+            AttentionArg::Fused | AttentionArg::Scores => Generation::Second,
         },
         overlap: match e.overlap {
             OverlapArg::None => Overlap::None,

@@ -74,7 +74,7 @@ fn of_plan() {
             2,
             vec!["chunks per stage: there are 1 to"],
         ),
-        (plan(&good, &["--gpus", "8", "--recompute", "some"]), 2, vec!["none, selective, full, auto"]),
+        (plan(&good, &["--gpus", "8", "--recompute", "some"]), 2, vec!["none, selective, full, layers, auto"]),
         (plan(&good, &["--gpus", "8", "--zero", "4"]), 2, vec!["4 is not in 0..=3"]),
         (
             vec!["plan".into(), good.clone(), "--gpus".into(), "8".into(), "-o".into(), output.clone()],

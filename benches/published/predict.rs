@@ -69,6 +69,7 @@ pub fn request(c: &Config) -> PlanRequest {
     pins.schedule = Some(Schedule::OneF1B);
     pins.execution = Execution {
         kernels: c.framework.kernels,
+        attention: c.framework.generation,
         overlap: c.framework.overlap,
         products: c.framework.products,
         chunks: c.chunks,

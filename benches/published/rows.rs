@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use autoshard_planner::execution::{AttentionChoice, Kernels, Operators, Overlap, Products};
+use autoshard_planner::execution::{AttentionChoice, Generation, Kernels, Operators, Overlap, Products};
 
 /// The decoder that a row trains.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +48,7 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Framework {
     pub attention: AttentionChoice,
+    pub generation: Generation,
     pub operators: Operators,
     pub kernels: Kernels,
     pub overlap: Overlap,
@@ -214,6 +215,7 @@ fn config(row: &Row) -> Result<Config, &'static str> {
 fn framework(source: &str, model: &str) -> Framework {
     let graph = Framework {
         attention: AttentionChoice::Fused,
+        generation: Generation::Second,
         operators: Operators::Fused,
         kernels: Kernels::Compiled,
         overlap: Overlap::Data,
@@ -229,7 +231,8 @@ fn framework(source: &str, model: &str) -> Framework {
             Framework { attention: AttentionChoice::Scores, overlap: Overlap::None, ..graph }
         }
         // FSDP without compilation. Its norms and activations are single operators in GPT models.
-        "mpt" => Framework { kernels: Kernels::Eager, ..graph },
+        // Its tables say Flash Attention, and that they are yet to be updated for PyTorch 2.0: of the first generation.
+        "mpt" => Framework { kernels: Kernels::Eager, generation: Generation::First, ..graph },
         "titan" if model.contains("eager") => {
             Framework { operators: Operators::Graph, kernels: Kernels::Eager, ..graph }
         }

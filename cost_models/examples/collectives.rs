@@ -77,7 +77,7 @@ fn list_copies(cluster: &Cluster, source: &str, kind: CollectiveKind, n: usize, 
     if !lists || !matches!(kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter) {
         return Seconds::ZERO;
     }
-    let shard = Work { family: Family::Memory, flops: 0.0, bytes: 2.0 * bytes / n as f64, gemm: None };
+    let shard = Work { family: Family::Memory, bytes: 2.0 * bytes / n as f64, ..Work::FREE };
     cluster.op_time(&shard, DType::F32) * n as f64
 }
 

@@ -10,6 +10,9 @@
 //!
 //! Each runs in one of three protocols that trade latency for bandwidth. A transfer of wire volume `V` per rank at
 //! rate `B` takes `launch + base + hops + V / B + min(V / B, fill)`: `fill` is the time to fill the bounded buffers of a pipeline.
+//! Where a tier states what a kind was measured to take ([`crate::hardware::MeasuredCollective`]), that holds for groups inside one
+//! of its domains.
+//!
 //! Coefficients, and where they come from: `coefficients/collectives.toml`; the benchmark `collectives` compares with published
 //! timings.
 //!
@@ -201,6 +204,9 @@ impl Cluster {
         if group.size <= 1 || bytes.0 == 0 {
             return None;
         }
+        if let Some(measured) = self.measured(kind, bytes, group) {
+            return Some(measured);
+        }
         let model = Model { levels: self.levels(group), kind, bytes: bytes.as_f64(), size: group.size };
         let launch = Seconds::micros(COEFFICIENTS.launch_us[&self.device.architecture]);
         let mut best: Option<CollectiveEstimate> = None;
@@ -221,6 +227,24 @@ impl Cluster {
             }
         }
         best
+    }
+
+    /// Of a group inside one domain of a tier on which the kind was measured.
+    fn measured(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Option<CollectiveEstimate> {
+        let levels = self.levels(group);
+        let [Level { tier, .. }] = levels[..] else { return None };
+        let line = tier.measured.get(&kind)?;
+        let steps = match kind {
+            CollectiveKind::SendRecv => 1.0,
+            _ => (group.size as f64).log2().ceil(),
+        };
+        let transfer = bytes.as_f64() * kind.wire_fraction(group.size) / (line.bandwidth_gb_s * 1e9);
+        let algorithm = match kind {
+            CollectiveKind::AllToAll | CollectiveKind::SendRecv => Algorithm::Pairwise,
+            _ => Algorithm::Ring,
+        };
+        let time = Seconds::micros(line.latency_us * steps) + Seconds(transfer);
+        Some(CollectiveEstimate { time, algorithm, protocol: Protocol::Simple })
     }
 
     /// The bandwidth that bounds a flat ring over the group, per rank: nominal bandwidths times efficiencies. None for a group of one.

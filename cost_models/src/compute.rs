@@ -6,6 +6,9 @@
 //! - fused attention and convolutions reach a fraction of the peak;
 //! - everything else moves bytes at a fraction of the memory's bandwidth.
 //!
+//! Where single operators were measured on the device ([`OperatorCost`]), as `autoshard profile` does, what was measured holds
+//! instead: kernels of a CPU are bound by their own instructions, each by others.
+//!
 //! Coefficients by architecture, and where they come from: `coefficients/compute.toml`.
 
 use std::collections::BTreeMap;
@@ -49,6 +52,39 @@ pub struct Coefficients {
     pub tile_us: f64,
     /// To choose from; every one is tried.
     pub tiles: Vec<Tile>,
+    /// Operators that were measured on the device, by name, and variant where there are several (`Attention causal`); the others
+    /// are as their family.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub operators: BTreeMap<String, OperatorCost>,
+    /// For those: bytes of 16-bit floats that kernels convert to 32 bits and back, GB/s; absent: they need not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half_gb_s: Option<f64>,
+}
+
+/// What an operator was measured to take: the sum of its terms, for a core does one after the other. Matrix products have their
+/// tiles besides. A rate that is absent costs nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OperatorCost {
+    /// A call on next to nothing.
+    pub call_us: f64,
+    /// Bytes read and written, GB/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gb_s: Option<f64>,
+    /// Arithmetic, GFLOP/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gflops: Option<f64>,
+    /// Scores of attention, 1e9/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scores_g_s: Option<f64>,
+}
+
+impl Coefficients {
+    /// What was measured of an operator, of its variant if that was.
+    fn operator(&self, name: &str, variant: &str) -> Option<&OperatorCost> {
+        let own = if variant.is_empty() { None } else { self.operators.get(&format!("{name} {variant}")) };
+        own.or_else(|| self.operators.get(name))
+    }
 }
 
 /// A tile shape of matrix products.
@@ -75,6 +111,15 @@ pub struct Kernel {
     pub joins: bool,
     /// Matrix products cast their operands to this format first, where the device has units for it.
     pub products: Option<Format>,
+    /// Which operator it is, where devices may have measured it.
+    pub operator: Option<&'static str>,
+}
+
+impl Kernel {
+    /// Of an operator, by itself.
+    pub fn of(operator: &'static str) -> Kernel {
+        Kernel { operator: Some(operator), ..Kernel::default() }
+    }
 }
 
 impl Device {
@@ -111,6 +156,10 @@ impl Cluster {
     pub fn kernel_time(&self, work: &Work, dtype: DType, kernel: Kernel) -> Seconds {
         let c = self.device.coefficients();
         let peak = self.device.peak_for(dtype);
+        let launch = if kernel.joins { Seconds::ZERO } else { Seconds::micros(c.launch_us) };
+        if let Some(cost) = kernel.operator.and_then(|name| c.operator(name, work.variant)) {
+            return self.measured_time(work, dtype, kernel, cost);
+        }
         let flops = Flops(work.flops);
         let (arithmetic, streaming) = match work.family {
             Family::Free => return Seconds::ZERO,
@@ -132,7 +181,21 @@ impl Cluster {
             Family::Gather => (flops / self.device.peak_for(DType::F32), c.gather),
         };
         let traffic = Bytes(work.bytes.max(0.0) as u64) / (self.device.bandwidth() * streaming);
-        arithmetic.max(traffic).max(if kernel.joins { Seconds::ZERO } else { Seconds::micros(c.launch_us) })
+        arithmetic.max(traffic).max(launch)
+    }
+
+    fn measured_time(&self, work: &Work, dtype: DType, kernel: Kernel, cost: &OperatorCost) -> Seconds {
+        let c = self.device.coefficients();
+        let at = |amount: f64, rate: Option<f64>| Seconds(rate.map_or(0.0, |r| amount / (r * 1e9)));
+        let products = match work.family {
+            Family::Free => return Seconds::ZERO,
+            Family::MatMul => self.matmul_time(work, self.device.peak_for(dtype), c),
+            _ => Seconds::ZERO,
+        };
+        let half = if matches!(dtype, DType::F16 | DType::Bf16) { c.half_gb_s } else { None };
+        let call = if kernel.joins { Seconds::ZERO } else { Seconds::micros(cost.call_us) };
+        let terms = at(work.bytes, cost.gb_s) + at(work.flops, cost.gflops) + at(work.scores, cost.scores_g_s);
+        call + products + terms + at(work.bytes, half)
     }
 
     /// Tiles over processors, in whole waves; the best of the tile shapes and splits of `k`.

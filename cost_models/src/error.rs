@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
     /// Neither an embedded cluster nor an existing file.
-    #[error("there is no cluster or file named `{name}`{}; known clusters: {}; or give the path of a cluster file (TOML)", suggest(.suggestion), .known.join(", "))]
+    #[error("there is no cluster or file named `{name}`{}; known clusters: {}; or give the path of a cluster file: TOML, or the output of `nvidia-smi topo -m`", suggest(.suggestion), .known.join(", "))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -31,6 +31,24 @@ pub enum ClusterError {
         origin: String,
         /// With line and column.
         reason: String,
+    },
+    /// The output of `nvidia-smi topo -m`, but not one that a cluster can be made of.
+    #[error("{origin}: {reason}")]
+    Topology {
+        /// The file.
+        origin: String,
+        /// With line and column where there is one.
+        reason: String,
+    },
+    /// `device` was given for a cluster that names its own.
+    #[error(
+        "a device ({device}) is given, but {cluster} names its own: it is for the output of `nvidia-smi topo -m` only"
+    )]
+    Device {
+        /// The cluster.
+        cluster: String,
+        /// What was given.
+        device: String,
     },
     /// Well formed, but its figures cannot be; all problems.
     #[error("{origin} describes no usable cluster:{}", bullets(.problems))]

@@ -15,6 +15,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::collective::CollectiveKind;
 use crate::compute::Coefficients;
 use crate::error::{ClusterError, Problem};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond};
@@ -236,6 +237,22 @@ pub struct Tier {
     /// Reductions done by the switches (NVLS), where the hardware has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_switch: Option<InSwitch>,
+    /// What collectives inside one domain were measured to take: holds instead of the model.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub measured: BTreeMap<CollectiveKind, MeasuredCollective>,
+}
+
+/// A collective, measured: a latency for every doubling of the group, and what a rank sends (in a ring, or pairwise) at a rate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredCollective {
+    /// For every doubling of the group, us.
+    pub latency_us: f64,
+    /// Per rank, GB/s.
+    pub bandwidth_gb_s: f64,
+    /// Where they come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
 }
 
 /// The bandwidth of a group inside one domain.
@@ -326,6 +343,12 @@ impl ClusterFile {
     /// The JSON Schema of cluster files.
     pub fn json_schema() -> serde_json::Value {
         schemars::schema_for!(ClusterFile).to_value()
+    }
+
+    /// As the text of a file.
+    pub fn to_toml(&self) -> Result<String, ClusterError> {
+        toml::to_string(self)
+            .map_err(|e| ClusterError::Parse { origin: format!("cluster {}", self.name), reason: e.to_string() })
     }
 
     /// Checks all figures, and resolves the device among `[[devices]]` and `library`. One node is in use.
@@ -459,6 +482,44 @@ impl Problems {
         if let Some(e) = &d.matmul_efficiency {
             self.fraction(format!("{at}.matmul_efficiency"), e.value);
         }
+        if let Some(c) = &d.compute {
+            self.compute(&format!("{at}.compute"), c);
+        }
+    }
+    fn compute(&mut self, at: &str, c: &Coefficients) {
+        for (key, x) in [
+            ("matmul", c.matmul),
+            ("sustained", c.sustained),
+            ("attention", c.attention),
+            ("conv", c.conv),
+            ("stream", c.stream),
+            ("gather", c.gather),
+        ] {
+            self.positive(format!("{at}.{key}"), x);
+        }
+        self.not_negative(format!("{at}.launch_us"), c.launch_us);
+        self.not_negative(format!("{at}.tile_us"), c.tile_us);
+        if c.tiles.is_empty() {
+            self.add(&format!("{at}.tiles"), "needs at least one tile of matrix products".into());
+        }
+        for (i, t) in c.tiles.iter().enumerate() {
+            self.fraction(format!("{at}.tiles[{i}].rate"), t.rate);
+            if t.m == 0 || t.n == 0 {
+                self.add(&format!("{at}.tiles[{i}]"), "needs m and n of at least 1".into());
+            }
+        }
+        c.half_gb_s.iter().for_each(|x| self.positive(format!("{at}.half_gb_s"), *x));
+        for (name, cost) in &c.operators {
+            let at = format!("{at}.operators.{name}");
+            self.not_negative(format!("{at}.call_us"), cost.call_us);
+            for (key, rate) in [("gb_s", cost.gb_s), ("gflops", cost.gflops), ("scores_g_s", cost.scores_g_s)] {
+                rate.iter().for_each(|x| self.positive(format!("{at}.{key}"), *x));
+            }
+            let operator = name.split(' ').next().unwrap_or_default();
+            if autoshard_ir::ops::find(operator).is_none() {
+                self.add(&at, "there is no such operator".into());
+            }
+        }
     }
     fn tier(&mut self, at: &str, t: &Tier) {
         self.positive(format!("{at}.bandwidth_gb_s"), t.bandwidth_gb_s.value);
@@ -479,6 +540,11 @@ impl Problems {
             least = g.members.max(least);
         }
         self.not_negative(format!("{at}.latency_us"), t.latency_us.value);
+        for (kind, m) in &t.measured {
+            let at = format!("{at}.measured.{}", kind.name());
+            self.not_negative(format!("{at}.latency_us"), m.latency_us);
+            self.positive(format!("{at}.bandwidth_gb_s"), m.bandwidth_gb_s);
+        }
         if let Some(s) = &t.in_switch {
             self.fraction(format!("{at}.in_switch.efficiency"), s.efficiency.value);
             if s.min_devices.value < 2.0 || s.min_devices.value.fract() != 0.0 {

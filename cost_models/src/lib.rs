@@ -17,6 +17,7 @@ pub mod error;
 pub mod hardware;
 pub mod library;
 pub mod memory;
+pub mod nvidia_smi;
 pub mod topology;
 pub mod units;
 

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::error::ClusterError;
 use crate::hardware::{Cluster, ClusterFile, Device, device_problems};
+use crate::nvidia_smi;
 
 /// Name and text of each embedded cluster, sorted by name.
 pub const CLUSTERS: &[(&str, &str)] = &[
@@ -68,19 +69,56 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     CLUSTERS.iter().map(|(name, _)| *name)
 }
 
+/// Where a cluster comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The library.
+    Embedded,
+    /// A cluster file, with this text.
+    File(String),
+    /// The output of `nvidia-smi topo -m`, of which this cluster file was made.
+    Matrix(String),
+}
+
+impl Origin {
+    /// The text of the cluster file, unless it is embedded.
+    pub fn text(self) -> Option<String> {
+        match self {
+            Origin::Embedded => None,
+            Origin::File(text) | Origin::Matrix(text) => Some(text),
+        }
+    }
+}
+
 impl Cluster {
     /// A cluster by the name of an embedded one, or from a file. One node is in use: see [`Cluster::with_gpus`].
     ///
     /// A name wins over a file of the same name; write `./name` for the file.
     pub fn load(name_or_path: &str) -> Result<Cluster, ClusterError> {
+        Ok(Cluster::load_with(name_or_path, None)?.0)
+    }
+
+    /// The same, and where it comes from. A file may also hold the output of
+    /// `nvidia-smi topo -m` ([`crate::nvidia_smi`]); `device` says which GPUs that is of, where the file does not.
+    pub fn load_with(name_or_path: &str, device: Option<&str>) -> Result<(Cluster, Origin), ClusterError> {
+        let no_device = |cluster: &str| match device {
+            Some(d) => Err(ClusterError::Device { cluster: cluster.into(), device: d.into() }),
+            None => Ok(()),
+        };
         if let Some(text) = Cluster::definition(name_or_path) {
-            return Cluster::parse(text, &format!("embedded cluster {name_or_path}"));
+            no_device(name_or_path)?;
+            return Ok((Cluster::parse(text, &format!("embedded cluster {name_or_path}"))?, Origin::Embedded));
         }
         let path = Path::new(name_or_path);
         if path.exists() {
             let text = std::fs::read_to_string(path)
                 .map_err(|e| ClusterError::Read { path: path.into(), reason: e.to_string() })?;
-            return Cluster::parse(&text, name_or_path);
+            if nvidia_smi::is_topology(&text) {
+                let text = nvidia_smi::cluster(&text, name_or_path, device, devices()?)?.to_toml()?;
+                return Ok((Cluster::parse(&text, name_or_path)?, Origin::Matrix(text)));
+            }
+            no_device(name_or_path)?;
+            return Ok((Cluster::parse(&text, name_or_path)?, Origin::File(text)));
         }
         Err(ClusterError::Unknown {
             name: name_or_path.into(),

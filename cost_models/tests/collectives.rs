@@ -117,3 +117,18 @@ proptest! {
         prop_assert!(half <= whole, "{name} {size}: {half} against {whole}");
     }
 }
+
+/// What was measured inside a domain holds there, and only for the kinds that were.
+#[test]
+fn measured_collectives_are_lines() {
+    use autoshard_cost_models::hardware::MeasuredCollective;
+    let mut c = Cluster::load("dgx-h100").unwrap().with_gpus(16).unwrap();
+    let model = c.clone();
+    let line = MeasuredCollective { latency_us: 7.0, bandwidth_gb_s: 2.0, source: None };
+    c.tiers[0].measured.insert(CollectiveKind::AllGather, line);
+    let time = |c: &Cluster, kind, n| c.collective_time(kind, Bytes(8_000_000), Group::contiguous(n)).as_micros();
+    // 2 doublings, and three quarters of the buffer.
+    assert!((time(&c, CollectiveKind::AllGather, 4) - (14.0 + 3000.0)).abs() < 1e-6);
+    assert_eq!(time(&c, CollectiveKind::AllReduce, 4), time(&model, CollectiveKind::AllReduce, 4));
+    assert_eq!(time(&c, CollectiveKind::AllGather, 16), time(&model, CollectiveKind::AllGather, 16));
+}

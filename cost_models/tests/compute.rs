@@ -1,6 +1,6 @@
 //! Times of operators: against hand computation, and what must hold whatever the coefficients.
 
-use autoshard_cost_models::compute::Coefficients;
+use autoshard_cost_models::compute::{Coefficients, Kernel, OperatorCost};
 use autoshard_cost_models::{Cluster, Seconds};
 use autoshard_ir::DType;
 use autoshard_ir::op::{Family, Work};
@@ -14,7 +14,7 @@ fn cluster(name: &str) -> Cluster {
 fn matmul(batch: usize, m: usize, n: usize, k: usize, size: usize) -> Work {
     let flops = 2.0 * batch as f64 * m as f64 * n as f64 * k as f64;
     let bytes = (batch * (m * k + k * n + m * n) * size) as f64;
-    Work { family: Family::MatMul, flops, bytes, gemm: Some([batch, m, n, k]) }
+    Work { family: Family::MatMul, flops, bytes, gemm: Some([batch, m, n, k]), ..Work::FREE }
 }
 
 /// What fraction of the dense peak a product reaches.
@@ -54,10 +54,33 @@ fn narrow_products_are_bound_by_memory() {
     assert!((time / by_hand - 1.0).abs() < 0.01, "{time} s, by hand {by_hand} s");
 }
 
+/// What was measured of an operator holds for it, of a variant before the plain one, and for no other operator.
+#[test]
+fn measured_operators_are_sums_of_their_terms() {
+    let mut c = cluster("cpu");
+    let plain = OperatorCost { call_us: 2.0, gb_s: Some(4.0), gflops: Some(8.0), scores_g_s: Some(0.5) };
+    let tanh = OperatorCost { call_us: 1.0, ..OperatorCost::default() };
+    let operators = [("Attention", &plain), ("Gelu", &plain), ("Gelu tanh", &tanh), ("Einsum", &tanh)];
+    let operators = operators.map(|(n, cost)| (n.to_string(), cost.clone())).into();
+    let coefficients = c.device.coefficients().clone();
+    c.device.compute = Some(Coefficients { operators, half_gb_s: Some(1.0), ..coefficients });
+    let work = |variant| Work { family: Family::Memory, bytes: 4e6, flops: 8e6, scores: 1e6, variant, ..Work::FREE };
+    let time = |name, variant, dtype| c.kernel_time(&work(variant), dtype, Kernel::of(name)).as_micros();
+    assert_eq!(time("Attention", "causal", DType::F32).round(), 2.0 + 1000.0 + 1000.0 + 2000.0);
+    assert_eq!(time("Gelu", "", DType::F32), time("Attention", "", DType::F32));
+    assert_eq!(time("Gelu", "tanh", DType::F32).round(), 1.0);
+    // 16-bit floats are converted.
+    assert_eq!(time("Gelu", "tanh", DType::Bf16).round(), 4001.0);
+    assert_eq!(time("Tanh", "", DType::F32), c.op_time(&work(""), DType::F32).as_micros());
+    // Products have their tiles besides: 2 x 1 of 8 x 32, at 0.6 of 50 GFLOP/s.
+    let product = c.kernel_time(&matmul(1, 16, 32, 1000, 4), DType::F32, Kernel::of("Einsum")).as_micros();
+    assert!((product - 1.0 - 2.0 * 16.0 * 32.0 * 1000.0 / 30e3).abs() < 1e-6, "{product}");
+}
+
 #[test]
 fn memory_bound_families() {
     let c = cluster("dgx-a100");
-    let stream = |bytes| Work { family: Family::Memory, flops: 0.0, bytes, gemm: None };
+    let stream = |bytes| Work { family: Family::Memory, bytes, ..Work::FREE };
     let large = c.op_time(&stream(1e9), DType::Bf16).0;
     assert!((large / (1e9 / (2.039e12 * 0.394)) - 1.0).abs() < 1e-6);
     // Nothing is faster than a kernel launch, and aliases are free.

@@ -94,6 +94,18 @@ memory_gib = 1
 memory_bandwidth_gb_s = -5
 reserve_gib = 2
 peak.bf16 = { dense_tflops = 100, sparse_tflops = 50 }
+[devices.compute]
+launch_us = -1
+matmul = 0
+sustained = 1
+attention = 1
+conv = 1
+stream = 1
+gather = 1
+tile_us = 0
+tiles = []
+operators.Gelu = { call_us = -1, gb_s = 0 }
+operators.Geluu = { call_us = 1 }
 
 [[tier]]
 name = "a"
@@ -110,6 +122,7 @@ bandwidth_gb_s = 10
 efficiency = 0.5
 latency_us = -1
 groups = [{ members = 4, bandwidth_gb_s = 5 }, { members = 2, bandwidth_gb_s = 0 }]
+measured.all-reduce = { latency_us = -1, bandwidth_gb_s = 0 }
 "#;
     insta::assert_snapshot!("problems", Cluster::parse(text, "mine.toml").unwrap_err());
 }

@@ -313,6 +313,11 @@ pub struct Work {
     pub bytes: f64,
     /// For matrix products: batch, m, n, k.
     pub gemm: Option<[usize; 4]>,
+    /// For attention: scores that a kernel makes, each of which needs an exponential: pairs of a query and a key that it sees, and
+    /// what a causal mask hides of the last block of each query.
+    pub scores: f64,
+    /// Which path of its kernel it takes, where there are several that differ in speed; empty: the only one.
+    pub variant: &'static str,
 }
 
 /// Families of operators with a common efficiency curve.
@@ -337,10 +342,11 @@ impl Work {
     pub fn memory(inputs: &[Type], outputs: &[Type], flops_per_element: f64) -> Work {
         let bytes: usize = inputs.iter().chain(outputs).map(Type::bytes).sum();
         let elements = outputs.first().map_or(0, Type::numel);
-        Work { family: Family::Memory, flops: flops_per_element * elements as f64, bytes: bytes as f64, gemm: None }
+        let flops = flops_per_element * elements as f64;
+        Work { family: Family::Memory, flops, bytes: bytes as f64, gemm: None, scores: 0.0, variant: "" }
     }
     /// No work.
-    pub const FREE: Work = Work { family: Family::Free, flops: 0.0, bytes: 0.0, gemm: None };
+    pub const FREE: Work = Work { family: Family::Free, flops: 0.0, bytes: 0.0, gemm: None, scores: 0.0, variant: "" };
 }
 
 /// A small instance of an operator, for tests: operands are drawn at random, reproducibly.

@@ -40,6 +40,27 @@ pub enum Kernels {
     Compiled,
 }
 
+/// Of which generation kernels of fused attention are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Generation {
+    /// FlashAttention-2 and later: what the fitted rates are of.
+    #[default]
+    Second,
+    /// FlashAttention and Triton's kernel of 2022: half as fast (T. Dao, FlashAttention-2, 2023: "around 2x speedup").
+    First,
+}
+
+impl Generation {
+    /// How much longer its kernels take.
+    pub fn slowdown(self) -> f64 {
+        match self {
+            Generation::Second => 1.0,
+            Generation::First => 2.0,
+        }
+    }
+}
+
 /// Which communication runs beside computation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -84,6 +105,8 @@ impl Products {
 pub struct Execution {
     /// See [`Kernels`].
     pub kernels: Kernels,
+    /// See [`Generation`].
+    pub attention: Generation,
     /// See [`Overlap`].
     pub overlap: Overlap,
     /// See [`Products`].
@@ -94,7 +117,13 @@ pub struct Execution {
 
 impl Default for Execution {
     fn default() -> Execution {
-        Execution { kernels: Kernels::default(), overlap: Overlap::default(), products: Products::default(), chunks: 1 }
+        Execution {
+            kernels: Kernels::default(),
+            attention: Generation::default(),
+            overlap: Overlap::default(),
+            products: Products::default(),
+            chunks: 1,
+        }
     }
 }
 
@@ -130,6 +159,9 @@ impl Execution {
         }
         if self.products != Products::Same {
             notes.push("an estimate: products compute in 8 or 4 bits; `run` computes in the compute precision".into());
+        }
+        if self.attention == Generation::First {
+            notes.push("an estimate: attention as by kernels of the first generation, half as fast".into());
         }
         if self.kernels == Kernels::Compiled {
             notes.push(

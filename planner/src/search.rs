@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use autoshard_cost_models::compute::Kernel;
 use autoshard_cost_models::{Bytes, Category, Cluster};
 use autoshard_ir::graph::{Graph, Section, ValueId};
 use autoshard_ir::op::Work;
@@ -761,9 +762,15 @@ fn node_times(graph: &Graph, cluster: &Cluster, c: &Candidate) -> Vec<f64> {
     let time = |id: NodeId| {
         let n = graph.node(id);
         let work = n.op.work(&graph.input_types(n), &graph.output_types(n));
-        let work = Work { flops: work.flops / share, bytes: work.bytes / share, gemm: None, ..work };
+        let part = |whole: f64| whole / share;
+        let (flops, bytes, scores) = (part(work.flops), part(work.bytes), part(work.scores));
+        let work = Work { flops, bytes, scores, gemm: None, ..work };
         let dtype = n.inputs.iter().chain(&n.outputs).map(|&v| graph.ty(v).dtype).find(|d| d.is_float());
-        if free[id.index()] { 0.0 } else { cluster.op_time(&work, dtype.unwrap_or(DType::F32)).0 }
+        if free[id.index()] {
+            0.0
+        } else {
+            cluster.kernel_time(&work, dtype.unwrap_or(DType::F32), Kernel::of(n.op.name())).0
+        }
     };
     graph.node_ids().map(time).collect()
 }

@@ -62,7 +62,9 @@ impl<'a> Times<'a> {
         };
         work.bytes = (work.bytes - (saved(inputs, &fused.inputs) + saved(outputs, &fused.outputs)) as f64).max(0.0);
         let products = self.execution.products.format();
-        self.cluster.kernel_time(&work, dtype, Kernel { joins: fused.joins(), products }).0
+        let kernel = Kernel { joins: fused.joins(), products, operator: Some(op.name()) };
+        let slower = if work.family == Family::Attention { self.execution.attention.slowdown() } else { 1.0 };
+        slower * self.cluster.kernel_time(&work, dtype, kernel).0
     }
 
     /// Seconds that a resharding takes; `None` where there is no way (see [`crate::reshard`]).
@@ -109,7 +111,7 @@ impl<'a> Times<'a> {
 
     /// Seconds to read and write `bytes` of device memory.
     fn copy(&self, bytes: u64) -> f64 {
-        let work = Work { family: Family::Memory, flops: 0.0, bytes: bytes as f64, gemm: None };
+        let work = Work { family: Family::Memory, bytes: bytes as f64, ..Work::FREE };
         self.cluster.op_time(&work, DType::F32).0
     }
 

@@ -1,13 +1,11 @@
 //! `clusters`: what is known of clusters.
 
-use std::path::Path;
-
 use autoshard_cost_models::hardware::ClusterFile;
 use autoshard_cost_models::{Cluster, library};
 
 use crate::args::ClustersArgs;
 use crate::failure::Failure;
-use crate::{files, show};
+use crate::show;
 
 /// Runs the command.
 pub fn run(args: &ClustersArgs) -> Result<(), Failure> {
@@ -17,11 +15,9 @@ pub fn run(args: &ClustersArgs) -> Result<(), Failure> {
         return Ok(());
     }
     if let Some(name) = &args.name {
-        let c = Cluster::load(name).map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the names"))?;
-        let text = match Cluster::definition(name) {
-            Some(text) => text.to_string(),
-            None => files::read(Path::new(name), "cluster file")?,
-        };
+        let (c, origin) = Cluster::load_with(name, args.device.as_deref())
+            .map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the names"))?;
+        let text = origin.text().or_else(|| Cluster::definition(name).map(String::from)).unwrap_or_default();
         println!("# {}: {}, {} usable per GPU\n", c.name, c.device.name, show::bytes(c.usable_memory().0));
         print!("{text}");
         return Ok(());

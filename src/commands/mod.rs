@@ -6,6 +6,7 @@ pub mod diff;
 pub mod explain;
 pub mod inspect;
 pub mod plan;
+pub mod profile;
 pub mod report;
 pub mod run;
 pub mod verify;

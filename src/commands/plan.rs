@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use autoshard_cost_models::Cluster;
+use autoshard_cost_models::library::Origin;
 use autoshard_ir::onnx::Model;
 use autoshard_planner::constraints::Objective;
 use autoshard_planner::plan::{ModelEntry, Plan, forward_graph};
@@ -31,16 +32,15 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     files::check_output(&output, &[&args.model, Path::new(name)])?;
     let model = loaded::model(&args.model)?;
     files::check_output(&output, &model.files().into_iter().collect::<Vec<_>>())?;
-    let cluster = Cluster::load(name)
-        .and_then(|c| c.with_gpus(args.gpus))
+    let (cluster, origin) = Cluster::load_with(name, args.workload.device.as_deref())
+        .and_then(|(c, origin)| Ok((c.with_gpus(args.gpus)?, origin)))
         .map_err(|e| Failure::usage(e).help("`autoshard clusters` lists the clusters that are known"))?;
-    let definition = match Cluster::definition(name) {
-        Some(_) => None,
-        None => Some(files::read(Path::new(name), "cluster file")?),
-    };
     let (request, mut notes) = workload::request(&model, &cluster, args)?;
     if args.workload.cluster.is_none() {
         notes.insert(0, format!("{} GPUs of {CLUSTER} (--cluster)", args.gpus));
+    }
+    if let Origin::Matrix(_) = origin {
+        notes.insert(0, format!("cluster {}", cluster.title));
     }
     let interrupt = Arc::new(AtomicBool::new(false));
     let flag = interrupt.clone();
@@ -62,7 +62,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let plan = decide(&model, &cluster, &request, &interrupt, &bar, &args.model, notes);
     bar.finish_and_clear();
     let mut plan = plan?;
-    plan.cluster.definition = definition;
+    plan.cluster.definition = origin.text();
     let text = plan.to_json().map_err(Failure::new)?;
     files::write(&output, text.as_bytes())?;
     if args.json {

@@ -62,8 +62,11 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut losses = Vec::new();
     let mut outputs = std::collections::BTreeMap::new();
     let started = Instant::now();
+    let mut seconds = Vec::with_capacity(args.steps.min(1 << 16));
     for _ in 0..args.steps {
+        let begun = Instant::now();
         outputs = session.step(&inputs).map_err(Failure::new)?;
+        seconds.push(begun.elapsed().as_secs_f64());
         if let Some(loss) = outputs.get(autoshard_ir::train::LOSS).filter(|t| t.dims().is_empty()) {
             let value = convert::to_f64(loss.dtype(), loss.bytes())[0];
             bar.set_message(format!("loss {value:.5}"));
@@ -88,7 +91,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let samples = loaded.plan.workload.global_batch as f64 / per_step;
     if args.json {
         let doc = serde_json::json!({
-            "steps": args.steps, "seconds_per_step": per_step, "samples_per_second": samples, "loss": losses,
+            "steps": args.steps, "seconds_per_step": per_step, "seconds_of_steps": seconds, "samples_per_second": samples, "loss": losses,
             "predicted_seconds_per_step": loaded.plan.predicted.step_time_s,
         });
         println!("{doc:#}");

@@ -24,7 +24,7 @@ const fn inner(name: &'static str, attrs: &'static [(&'static str, AttrKind)], i
         infer,
         factors: |_, i, o| FactorRule::replicate(i, o),
         // Never part of a result.
-        work: |_, _, _| Work { family: Family::Memory, flops: f64::INFINITY, bytes: f64::INFINITY, gemm: None },
+        work: |_, _, _| Work { family: Family::Memory, flops: f64::INFINITY, bytes: f64::INFINITY, ..Work::FREE },
         identity: never,
         gradient: Gradient::Internal("rewriting"),
         kernel: |op, _, _| Err(KernelError(format!("{} exists only while rewriting", op.name()))),

@@ -265,7 +265,19 @@ fn work(op: &Op, inputs: &[Type], outputs: &[Type], products: f64) -> Work {
     let ([b, h, s, d], [_, _, t, e]) = (layout.sizes(&inputs[0].dims), layout.sizes(&inputs[2].dims));
     let pairs = (b * h * s) as f64 * mean_seen(&Attention::of(op), s as f64, t as f64);
     let size = (d + e) as f64 / 2.0;
-    Work { family: Family::Attention, flops: 2.0 * products * pairs * size, ..Work::memory(inputs, outputs, 0.0) }
+    let flops = 2.0 * products * pairs * size;
+    let causal = op.get_flag("causal");
+    // A block of queries sees all keys that its last one sees: the others see half a block less on average.
+    let hidden = if causal { (b * h * s) as f64 * s.min(kernel::ROWS).saturating_sub(1) as f64 / 2.0 } else { 0.0 };
+    let scores = (pairs + hidden).min((b * h * s * t) as f64);
+    let plain = if op.name() == ATTENTION.name { 3 } else { 6 };
+    let variant = match (causal, inputs.len() > plain) {
+        (false, false) => "",
+        (true, false) => "causal",
+        (false, true) => "masked",
+        (true, true) => "causal masked",
+    };
+    Work { family: Family::Attention, flops, scores, variant, ..Work::memory(inputs, outputs, 0.0) }
 }
 
 fn grad_op(op: &Op) -> Op {

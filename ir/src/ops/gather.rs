@@ -74,7 +74,7 @@ pub(super) fn gather_work(_: &Op, inputs: &[Type], outputs: &[Type]) -> Work {
 pub(super) fn scatter_work(_: &Op, inputs: &[Type], outputs: &[Type]) -> Work {
     let bytes = outputs[0].bytes() + inputs[0].bytes() + 3 * inputs[1].bytes();
     let flops = inputs[1].numel() as f64;
-    Work { family: Family::Gather, flops, bytes: bytes as f64, gemm: None }
+    Work { family: Family::Gather, flops, bytes: bytes as f64, ..Work::FREE }
 }
 
 /// Parts of lookups in truth values do not add up.

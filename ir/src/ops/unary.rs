@@ -311,6 +311,10 @@ fn is_tanh(op: &Op) -> bool {
     matches!(op.attr("approximate"), Some(crate::op::Attr::Str(s)) if s == "tanh")
 }
 
+fn gelu_work(op: &Op, inputs: &[Type], outputs: &[Type], flops: f64) -> Work {
+    Work { variant: if is_tanh(op) { "tanh" } else { "" }, ..Work::memory(inputs, outputs, flops) }
+}
+
 /// Gaussian error linear unit.
 pub static GELU: OpDef = OpDef {
     name: "Gelu",
@@ -324,7 +328,7 @@ pub static GELU: OpDef = OpDef {
     ],
     infer: infer_float,
     factors,
-    work: |_, i, o| Work::memory(i, o, 20.0),
+    work: |op, i, o| gelu_work(op, i, o, 20.0),
     identity: never,
     gradient: Gradient::Rule(|cx| {
         let Some(dy) = cx.grads[0] else { return Ok(vec![None]) };
@@ -351,7 +355,7 @@ pub static GELU_GRAD: OpDef = OpDef {
     onnx: &[],
     infer: infer_slope,
     factors: slope_factors,
-    work: |_, i, o| Work::memory(i, o, 30.0),
+    work: |op, i, o| gelu_work(op, i, o, 30.0),
     identity: never,
     gradient: Gradient::Internal("backward of Gelu"),
     kernel: |op, ins, outs| {

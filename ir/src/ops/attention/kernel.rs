@@ -10,7 +10,7 @@ use super::{Attention, Layout};
 use crate::tensor::{View, ViewMut};
 
 /// Query rows per block.
-const ROWS: usize = 32;
+pub(super) const ROWS: usize = 32;
 
 /// Sizes on (local) tensors, and what a query sees.
 struct Sizes {

@@ -321,7 +321,8 @@ fn a_mask_far_from_its_layers_is_causal() {
     let (s, d, layers) = (2100, 8, 80);
     let mut c = Case::new();
     let mut x = c.input(&[1, 1, s, d]);
-    let counts: Vec<ValueId> = [0, 1].map(|dim| Case::ok(c.b.iota(&[s, s], dim))).to_vec();
+    let positions = Case::ok(c.b.iota(&[s], 0));
+    let counts = [[s, 1], [1, s]].map(|dims| Case::ok(c.b.reshape(positions, &dims)));
     let hidden = c.op("Less", &counts);
     let (low, zero) = (c.number(-3e4), c.number(0.0));
     let mask = c.op("Where", &[hidden, low, zero]);

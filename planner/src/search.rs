@@ -49,7 +49,7 @@ use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
 use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
 use crate::kernels::Classes;
-use crate::mesh::{AxisName, Mesh};
+use crate::mesh::{AxisName, Mesh, divisors};
 use crate::pipeline::cut;
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
 use crate::simulate::simulate;
@@ -717,6 +717,11 @@ impl<'a> Search<'a> {
         }
         if pins.tp.is_some() || pins.pp.is_some() || pins.dp.is_some() || pins.cp.is_some() {
             without("without the pins of the mesh".into(), &|c| (c.tp, c.pp, c.dp, c.cp) = (None, None, None, None));
+        }
+        // The search itself splits sequences only where samples cannot be split.
+        let cp = divisors(self.cluster.gpus()).into_iter().rfind(|d| *d <= self.cluster.devices_per_node);
+        if let Some(cp) = cp.filter(|cp| *cp > 1 && pins.cp.is_none()) {
+            without(format!("with --cp {cp}"), &|c| c.cp = Some(cp));
         }
         let mut found = Vec::new();
         // All together no longer than the search itself.

@@ -87,10 +87,10 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
             if pinned(pins.tp, tp) || pinned(pins.cp, cp) || pinned(pins.dp, dp) || !within {
                 continue;
             }
-            // With more than one sample on a rank, splitting samples is never worse than splitting sequences.
-            let free = pins.cp.is_none() && cp > 1;
+            // Where samples can be split over these ranks, that takes no more time than splitting sequences.
             let all = pins.pp.and(pins.tp).and(pins.dp).is_some();
-            if free && (all || batch % dp != 0 || pins.micro_batch.is_some_and(|m| m > 1)) {
+            let samples = dp * cp * pins.micro_batch.unwrap_or(1).max(1);
+            if pins.cp.is_none() && cp > 1 && (all || batch.is_multiple_of(samples)) {
                 continue;
             }
             if batch % dp != 0 {
@@ -106,8 +106,6 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
                     continue;
                 }
                 (Some(size), _) => vec![per_rank / size],
-                (None, Mode::Train) if free => vec![per_rank],
-                (None, Mode::Infer) if free && per_rank > 1 => continue,
                 (None, Mode::Infer) if pp == 1 => vec![1],
                 (None, _) => micro_batches(per_rank),
             };

@@ -77,6 +77,12 @@ impl CollectiveKind {
             CollectiveKind::Broadcast | CollectiveKind::SendRecv => 1.0,
         }
     }
+    /// What a measured collective takes its latency and its bandwidth for, in a group of `n`
+    /// ([`crate::hardware::MeasuredCollective`]): doublings of the group, and the bytes that a rank sends.
+    pub fn measured_amounts(self, bytes: Bytes, n: usize) -> [f64; 2] {
+        let doublings = if self == CollectiveKind::SendRecv { 1.0 } else { (n as f64).log2().ceil() };
+        [doublings, bytes.as_f64() * self.wire_fraction(n)]
+    }
 }
 
 /// How a collective is carried out.
@@ -234,16 +240,12 @@ impl Cluster {
         let levels = self.levels(group);
         let [Level { tier, .. }] = levels[..] else { return None };
         let line = tier.measured.get(&kind)?;
-        let steps = match kind {
-            CollectiveKind::SendRecv => 1.0,
-            _ => (group.size as f64).log2().ceil(),
-        };
-        let transfer = bytes.as_f64() * kind.wire_fraction(group.size) / (line.bandwidth_gb_s * 1e9);
+        let [steps, wire] = kind.measured_amounts(bytes, group.size);
         let algorithm = match kind {
             CollectiveKind::AllToAll | CollectiveKind::SendRecv => Algorithm::Pairwise,
             _ => Algorithm::Ring,
         };
-        let time = Seconds::micros(line.latency_us * steps) + Seconds(transfer);
+        let time = Seconds::micros(line.latency_us * steps) + Seconds(wire / (line.bandwidth_gb_s * 1e9));
         Some(CollectiveEstimate { time, algorithm, protocol: Protocol::Simple })
     }
 

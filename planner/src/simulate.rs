@@ -62,8 +62,9 @@ impl Spent {
 }
 
 /// The part of communication over tensor parallelism that products hide which work on the parts that have arrived: the first part
-/// must arrive, and small products are slower than one large one. torchtitan's asynchronous TP saves 8 to 10 % of a step
-/// where it takes 23 to 27 % (`titan_atp` of the published measurements: 002, 004, 007 to 010).
+/// must arrive, and small products are slower than one large one. torchtitan's asynchronous TP saves 9, 9 and 12 % of a step
+/// (published measurements: titan_atp-007 to 008, 009 to 010, titan-021 to titan_atp-004) of which such communication is predicted to be 32,
+/// 35 and 29 %: with what contention takes, parts of 0.32, 0.28 and 0.47.
 const DECOMPOSED: f64 = 0.4;
 
 /// What a second of communication takes from computation that runs beside it: its kernels occupy processors and memory.

@@ -120,11 +120,12 @@ fn data_axes(mesh: &Mesh) -> Vec<AxisId> {
     mesh.ids().filter(|a| mesh.axis(*a).name.is_data()).collect()
 }
 
-/// Keeps what a ZeRO pin demands: sharded over as many data axes as one of them can be, or over none. Also whether one can.
+/// Keeps what a ZeRO pin demands: sharded over as many data axes as one of them can be, or over none. Also whether one can,
+/// where there is such an axis.
 fn zero<T: Clone>(all: Vec<T>, spec: impl Fn(&T) -> &Spec, axes: &[AxisId], wanted: bool) -> (Vec<T>, bool) {
     let over = |c: &T| axes.iter().filter(|a| shards(spec(c), **a)).count();
     let most = if wanted { all.iter().map(over).max().unwrap_or(0) } else { 0 };
-    (all.into_iter().filter(|c| over(c) == most).collect(), most > 0 || !wanted)
+    (all.into_iter().filter(|c| over(c) == most).collect(), most > 0 || !wanted || axes.is_empty())
 }
 
 fn storage(
@@ -137,9 +138,9 @@ fn storage(
     let state = graph.state(s);
     let ty = graph.ty(state.read);
     let all = specs(ty, mesh);
-    let (Some(pin), axes) = (constraints.zero, data_axes(mesh)) else { return all };
+    let Some(pin) = constraints.zero else { return all };
     let wanted = pin >= if state.kind == StateKind::Optimizer { 1 } else { 3 };
-    let (kept, met) = zero(all, |s| s, &axes, wanted && !axes.is_empty());
+    let (kept, met) = zero(all, |s| s, &data_axes(mesh), wanted);
     if !met && ty.numel() > 1 {
         stuck.insert(state.name.clone());
     }
@@ -161,7 +162,7 @@ impl Filter<'_> {
             return all;
         }
         let data = data_axes(self.mesh);
-        let pin = self.constraints.zero.filter(|_| !data.is_empty());
+        let pin = self.constraints.zero;
         if self.graph.casts_state(n) {
             // Parameters are gathered after the cast, in fewer bytes; under a pin of ZeRO 3 they are not kept gathered.
             let Some(pin) = pin else { return all };

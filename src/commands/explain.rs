@@ -28,6 +28,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         );
     }
     let blocks = autoshard_ir::blocks::find(&graph);
+    let price = |extra_s| show::extra(extra_s, plan.predicted.step_time_s);
     let mut shown = 0;
     for (members, entry) in blocks.nodes.iter().zip(&plan.operators) {
         let node = graph.node(members[0]);
@@ -42,7 +43,6 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         println!("{}", heading(entry, &node.scope));
         let found = strategies::of_node(&graph, node, &assignment.mesh);
         println!("  split     {}", show::strategy(&entry.strategy));
-        let price = |extra_s| show::extra(extra_s, plan.predicted.step_time_s);
         match &entry.next_best {
             Some(n) => println!("  next best {}: {}", show::strategy(&n.strategy), price(n.extra_s)),
             None => println!(
@@ -70,7 +70,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         println!("state {} {}{alike}", entry.name, graph.ty(graph.state(members[0]).read));
         println!("  stored    {}", entry.storage);
         match &entry.next_best {
-            Some(n) => println!("  next best {}: {}", n.storage, show::extra(n.extra_s, plan.predicted.step_time_s)),
+            Some(n) => println!("  next best {}: {}", n.storage, price(n.extra_s)),
             None => println!("  next best none that fits within the pins"),
         }
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use autoshard_cost_models::CollectiveKind;
 use autoshard_cost_models::hardware::MeasuredCollective;
+use autoshard_cost_models::{Bytes, CollectiveKind};
 use autoshard_ir::factor::ReduceKind;
 use autoshard_ir::{DType, Type};
 use autoshard_runtime::comm::{CommError, Communicator, Group, Tag, World};
@@ -67,9 +67,8 @@ pub fn time(ranks: usize, done: &(dyn Fn() + Sync)) -> Result<BTreeMap<Collectiv
         for kind in KINDS {
             for bytes in SIZES {
                 let t = Timed::of(sample(kind, bytes, n)?);
-                let steps = if kind == CollectiveKind::SendRecv { 1.0 } else { (n as f64).log2().ceil() };
-                let wire = whole(bytes, n).bytes() as f64 * kind.wire_fraction(n);
-                rows.entry(kind).or_default().push((vec![steps, wire], t.seconds));
+                let amounts = kind.measured_amounts(Bytes(whole(bytes, n).bytes() as u64), n);
+                rows.entry(kind).or_default().push((amounts.to_vec(), t.seconds));
                 spreads.entry(kind).or_default().push(t.spread);
                 done();
             }

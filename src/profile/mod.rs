@@ -68,7 +68,7 @@ fn addition(dtype: DType, elements: usize) -> Option<Case> {
     Case::whole(Op::new(ops::find("Add")?), vec![x(), x()])
 }
 
-/// A copy of so many elements: all of a tensor, sliced.
+/// A copy of so many elements: two tensors into one.
 fn copy(elements: usize) -> Option<Case> {
     let op = Op::new(ops::find("Concat")?).int("dim", 0);
     let x = || SampleInput::f32([elements / 2]);

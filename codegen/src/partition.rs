@@ -312,7 +312,7 @@ impl Partition<'_> {
         let spec = match self.visible(v).iter().find(|x| x.spec.partial.is_empty()) {
             Some(x) => x.spec.clone(),
             None => match self.visible(v).first() {
-                Some(x) => Spec { dims: x.spec.dims.clone(), partial: Vec::new() },
+                Some(x) => x.spec.combined(),
                 None => match self.graph.value(v).def {
                     Def::Input(port) => self.a.inputs[port].clone(),
                     _ => Spec::replicated(self.graph.ty(v).rank()),
@@ -481,7 +481,7 @@ impl Partition<'_> {
             if from.partial.is_empty() || want.partial.is_empty() {
                 return Err(e);
             }
-            let whole = Spec { dims: from.dims.clone(), partial: Vec::new() };
+            let whole = from.combined();
             let mut steps = reshard::reshard(from, &whole, ty, mesh)?;
             steps.extend(reshard::reshard(&whole, want, ty, mesh)?);
             Ok(steps)
@@ -492,7 +492,7 @@ impl Partition<'_> {
     fn materialise(&mut self, v: ValueId, want: &Spec) -> Result<BufferId, CompileError> {
         match self.graph.value(v).def.clone() {
             Def::Const(t) => {
-                let spec = Spec { dims: want.dims.clone(), partial: Vec::new() };
+                let spec = want.combined();
                 let buffer = self.buffer(v, &spec, Lasting::Persistent)?;
                 self.out.constants.push((buffer, t));
                 self.add_version(v, spec, buffer, true);

@@ -143,7 +143,7 @@ fn random_assignment(graph: &Graph, mesh: Mesh, cuts: &[usize], micro_batches: u
         .nodes
         .iter()
         .map(|node| {
-            let choices = strategies::of_node(graph, node, &mesh).list;
+            let choices = strategies::of_node(graph, node, &mesh, None).list;
             choices[d.below(choices.len())].strategy.clone()
         })
         .collect();

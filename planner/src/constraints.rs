@@ -17,12 +17,16 @@ pub struct Constraints {
     /// Pipeline stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pp: Option<usize>,
-    /// Ranks along `dp`.
+    /// Ranks along `dp`, those along `ep` among them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp: Option<usize>,
     /// Ranks along `cp`; where absent, more than one only if no sample is left to split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cp: Option<usize>,
+    /// Ranks along `dp` that hold different experts, to which tokens travel; more than along `dp` if those along `tp` are to hold
+    /// different ones too. Where absent, none: the runtime does not execute it yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ep: Option<usize>,
     /// ZeRO stage, 0 to 3: what is sharded over `dp` (and `cp`) where sizes divide. 0 nothing, 1 optimizer states, 2 accumulated
     /// gradients too, 3 parameters too.
     #[serde(skip_serializing_if = "Option::is_none")]

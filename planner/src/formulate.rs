@@ -234,7 +234,7 @@ impl Formulation {
             };
             let (ty, weight) = (graph.ty(*v), weights.of(*section) * count * made_by);
             let (from, u) = (made(*source), variable(*source));
-            let whole: Vec<Spec> = from.iter().map(|s| Spec { partial: Vec::new(), ..(*s).clone() }).collect();
+            let whole: Vec<Spec> = from.iter().map(|s| s.combined()).collect();
             // The variable that decides what a reader wants, and its specs by choice.
             let wants = |reader: &Reader| -> (usize, Vec<&Spec>) {
                 match *reader {

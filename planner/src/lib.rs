@@ -1,7 +1,7 @@
 //! Decides how a model is split over a cluster, and proves how good the decision is.
 //!
 //! Read in this order: [`mesh`], [`spec`], [`strategies`], [`reshard`], [`assignment`]: what a plan is made of; [`request`],
-//! [`constraints`], [`roles`], [`execution`], [`space`], [`stages`], [`kernels`], [`times`], [`formulate`], [`solver`], [`simulate`], [`timeline`], [`pipeline`], [`search`]:
+//! [`constraints`], [`roles`], [`routes`], [`execution`], [`space`], [`stages`], [`kernels`], [`times`], [`formulate`], [`solver`], [`simulate`], [`timeline`], [`pipeline`], [`search`]:
 //! how it is found; [`plan`]: the file.
 
 pub mod assignment;
@@ -15,6 +15,7 @@ pub mod plan;
 pub mod request;
 pub mod reshard;
 pub mod roles;
+pub mod routes;
 pub mod search;
 pub mod simulate;
 pub mod solver;

@@ -15,6 +15,8 @@ pub struct AxisId(pub u8);
 pub enum AxisName {
     /// Data parallelism (and ZeRO storage).
     Dp,
+    /// Expert parallelism: data parallelism whose ranks hold different experts, see [`crate::routes`].
+    Ep,
     /// Context parallelism: the sequence is split everywhere, keys and values are gathered for attention.
     Cp,
     /// Tensor (and sequence) parallelism.
@@ -23,16 +25,21 @@ pub enum AxisName {
 
 impl AxisName {
     /// All, outermost first.
-    pub const ALL: [AxisName; 3] = [AxisName::Dp, AxisName::Cp, AxisName::Tp];
+    pub const ALL: [AxisName; 4] = [AxisName::Dp, AxisName::Ep, AxisName::Cp, AxisName::Tp];
 
-    /// Whether ranks along it have the same parameters and other data.
+    /// Whether ranks along it have the same parameters (but for experts) and other data.
     pub const fn is_data(self) -> bool {
-        matches!(self, AxisName::Dp | AxisName::Cp)
+        matches!(self, AxisName::Dp | AxisName::Ep | AxisName::Cp)
     }
-    /// As shown: `dp`, `cp`, `tp`.
+    /// Whether ranks along it have other samples.
+    pub const fn is_samples(self) -> bool {
+        matches!(self, AxisName::Dp | AxisName::Ep)
+    }
+    /// As shown: `dp`, `ep`, `cp`, `tp`.
     pub const fn name(self) -> &'static str {
         match self {
             AxisName::Dp => "dp",
+            AxisName::Ep => "ep",
             AxisName::Cp => "cp",
             AxisName::Tp => "tp",
         }
@@ -83,6 +90,10 @@ impl Mesh {
     /// The ranks along the axis of that name; 1 where there is none.
     pub fn along(&self, name: AxisName) -> usize {
         self.find(name).map_or(1, |a| self.size(a))
+    }
+    /// The ranks that have different samples: along `dp` and `ep`.
+    pub fn data_parallel(&self) -> usize {
+        self.axes.iter().filter(|a| a.name.is_samples()).map(|a| a.size).product()
     }
     /// The distance in ranks between neighbours along an axis.
     pub fn stride(&self, id: AxisId) -> usize {

@@ -110,14 +110,15 @@ impl ClusterEntry {
 /// Ranks inside a stage; the last axis is contiguous.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MeshEntry {
-    /// Outermost first, `pp` before all; sizes of 1 included, but for `cp`.
+    /// Outermost first, `pp` before all; sizes of 1 included, but for `ep` and `cp`.
+    /// Ranks along `dp` and `ep` have different samples.
     pub axes: Vec<AxisEntry>,
 }
 
 /// An axis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AxisEntry {
-    /// `pp`, `dp`, `cp`, `tp`.
+    /// `pp`, `dp`, `ep`, `cp`, `tp`.
     pub name: String,
     /// Ranks along it.
     pub size: usize,
@@ -348,10 +349,11 @@ impl Plan {
             notes.push("what is recomputed is split as in the forward pass".into());
         }
         notes.extend(best.notes.iter().cloned());
-        let dp = a.mesh.along(AxisName::Dp);
+        let dp = a.mesh.data_parallel();
         let inside = AxisName::ALL.iter().map(|n| (n.name(), a.mesh.along(*n)));
-        // Context parallelism is said where it is used.
-        let inside = inside.filter(|(name, size)| *size > 1 || *name != AxisName::Cp.name());
+        // Context and expert parallelism are said where they are used.
+        let seldom = [AxisName::Cp.name(), AxisName::Ep.name()];
+        let inside = inside.filter(|(name, size)| *size > 1 || !seldom.contains(name));
         let axes = [("pp", a.stages)].into_iter().chain(inside);
         let mut cuts = vec![0; a.stages];
         for (n, stage) in a.stage[..step.forward].iter().enumerate() {
@@ -528,7 +530,7 @@ impl Plan {
         if p.virtual_stages != 1 {
             return Err(mismatch(format!("{} virtual stages cannot be executed", p.virtual_stages)));
         }
-        let dp = mesh.along(AxisName::Dp);
+        let dp = mesh.data_parallel();
         let batch = p.micro_batches.checked_mul(p.micro_batch_size).and_then(|n| n.checked_mul(dp));
         if batch != Some(self.workload.global_batch) {
             return Err(mismatch(format!(
@@ -567,7 +569,7 @@ impl Plan {
             }
         }
         let mut strategies = Vec::new();
-        for (members, entry) in blocks.nodes.iter().zip(&self.operators) {
+        for (class, (members, entry)) in blocks.nodes.iter().zip(&self.operators).enumerate() {
             let n = step.graph.node(members[0]);
             if n.op.to_string() != entry.op {
                 return Err(mismatch(format!("operator {} is planned as {}", n.op, entry.op)));
@@ -576,7 +578,7 @@ impl Plan {
             if found != entry.count {
                 return Err(mismatch(format!("{} occurs {found} times, in the plan {} times", entry.op, entry.count)));
             }
-            strategies.push(strategy_of(entry, &of_node(&step.graph, n, &mesh), &mesh).map_err(mismatch)?);
+            strategies.push(strategy_of(entry, &of_node(&step.graph, n, &mesh, step.routes.of(class)), &mesh).map_err(mismatch)?);
         }
         let find = |ty, text: &str, what: &str| {
             specs(ty, &mesh)
@@ -654,6 +656,7 @@ fn print_strategy(s: &Strategy, rule: &FactorRule, mesh: &Mesh) -> BTreeMap<Stri
         Use::Replicate => None,
         Use::Split(f) => Some(format!("split {}", factor_name(rule, *f))),
         Use::Linear(set) => Some(format!("linear {set}")),
+        Use::Route(_) => Some("route rows to experts".into()),
     };
     let axis = |(a, u): (usize, &Use)| Some((mesh.axis(AxisId(a as u8)).name.name().to_string(), text(u)?));
     s.0.iter().enumerate().filter_map(axis).collect()

@@ -15,6 +15,7 @@ use crate::assignment::StageId;
 use crate::constraints::{Constraints, Objective};
 use crate::execution::{AttentionChoice, Operators};
 use crate::roles::{Tags, tags};
+use crate::routes::Routes;
 use crate::stages::{Stages, place};
 
 /// What the model is run for.
@@ -217,8 +218,8 @@ impl Workload {
         let blocks = find(&graph);
         let stages = place(&graph, stages, count);
         let forward = graph.nodes.iter().take_while(|n| n.section == Section::Forward).count();
-        let tags = tags(&graph, &blocks);
-        let plain = StepGraph { graph, blocks, tags, stages, forward, copies: 0, normalization };
+        let (tags, routes) = (tags(&graph, &blocks), Routes::new(&graph, &blocks));
+        let plain = StepGraph { graph, blocks, tags, routes, stages, forward, copies: 0, normalization };
         match (recompute, self.mode) {
             (RecomputeChoice::None, _) | (_, Mode::Infer) => Ok(plain),
             _ => plain.recompute(recompute),
@@ -234,6 +235,8 @@ pub struct StepGraph {
     pub blocks: Blocks,
     /// Per class, which factors are the batch and which the sequence.
     pub tags: Tags,
+    /// Where rows may lie with their experts.
+    pub routes: Routes,
     /// Where its nodes run.
     pub stages: Stages,
     /// The number of forward nodes.
@@ -263,7 +266,8 @@ impl StepGraph {
         let copies = (0..blocks.nodes.len()).map(|class| blocks.copies(&graph, class)).sum();
         let stages = place(&graph, forward, self.stages.count);
         let (tags, forward, normalization) = (self.tags.clone(), self.forward, self.normalization);
-        Ok(StepGraph { graph, blocks, tags, stages, forward, copies, normalization })
+        let routes = Routes::new(&graph, &blocks);
+        Ok(StepGraph { graph, blocks, tags, routes, stages, forward, copies, normalization })
     }
 }
 

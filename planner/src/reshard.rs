@@ -10,8 +10,11 @@
 //!   axes of the dim.
 //!
 //! What fits neither (`[tp]` to `[dp+tp]`, `[dp+tp]` to `[tp]`) takes a detour: gather more and slice again, or move an
-//! axis to another dim and back. Since axes of a dim ascend, a spec is one role per axis (replicated, partial, shards
+//! axis to another dim and back. Since axes of a dim ascend, a spec is one role per axis (replicated, partial, routed, shards
 //! dim d), and the search runs over those roles.
+//!
+//! Rows go to the ranks of their experts by an all-to-all of what lay in blocks of a dim, and back; or, where every rank has all
+//! of them, each rank keeps those of its experts, and puts them into zeros afterwards: a partial sum.
 //!
 //! # What cheapest means
 //! Bytes that a rank sends, plus [`COLLECTIVE_BYTES`] per collective for its latency; local copies count a sixteenth.
@@ -81,6 +84,30 @@ pub enum StepKind {
         /// The axes.
         axes: Vec<AxisId>,
     },
+    /// Each row of a rank's part goes to the rank of its expert.
+    Dispatch {
+        /// The dim that loses its innermost axes.
+        dim: usize,
+        /// The axes.
+        axes: Vec<AxisId>,
+    },
+    /// Each row goes back to where [`StepKind::Dispatch`] took it from.
+    Combine {
+        /// The dim that gets the axes, innermost.
+        dim: usize,
+        /// The axes.
+        axes: Vec<AxisId>,
+    },
+    /// A rank keeps the rows of its experts; no communication.
+    KeepRows {
+        /// The axes.
+        axes: Vec<AxisId>,
+    },
+    /// Makes routed rows a partial sum: zeros for the rows of other ranks.
+    PlaceRows {
+        /// The axes.
+        axes: Vec<AxisId>,
+    },
 }
 
 impl StepKind {
@@ -92,12 +119,32 @@ impl StepKind {
             | StepKind::ReduceScatter { axes, .. }
             | StepKind::AllReduce { axes, .. }
             | StepKind::AllToAll { axes, .. }
+            | StepKind::Dispatch { axes, .. }
+            | StepKind::Combine { axes, .. }
+            | StepKind::KeepRows { axes }
+            | StepKind::PlaceRows { axes }
             | StepKind::ZeroUnlessFirst { axes } => axes,
         }
     }
     /// Whether ranks communicate.
     pub fn communicates(&self) -> bool {
-        !matches!(self, StepKind::Slice { .. } | StepKind::ZeroUnlessFirst { .. })
+        !matches!(
+            self,
+            StepKind::Slice { .. }
+                | StepKind::ZeroUnlessFirst { .. }
+                | StepKind::KeepRows { .. }
+                | StepKind::PlaceRows { .. }
+        )
+    }
+    /// Whether it has to do with routed rows.
+    pub fn is_routing(&self) -> bool {
+        matches!(
+            self,
+            StepKind::Dispatch { .. }
+                | StepKind::Combine { .. }
+                | StepKind::KeepRows { .. }
+                | StepKind::PlaceRows { .. }
+        )
     }
     /// As shown to people: `all-gather`, ...
     pub fn name(&self) -> &'static str {
@@ -108,6 +155,10 @@ impl StepKind {
             StepKind::AllReduce { .. } => "all-reduce",
             StepKind::AllToAll { .. } => "all-to-all",
             StepKind::ZeroUnlessFirst { .. } => "zero-unless-first",
+            StepKind::Dispatch { .. } => "all-to-all (dispatch)",
+            StepKind::Combine { .. } => "all-to-all (combine)",
+            StepKind::KeepRows { .. } => "keep-rows",
+            StepKind::PlaceRows { .. } => "place-rows",
         }
     }
 }
@@ -160,9 +211,7 @@ pub fn reshard(from: &Spec, to: &Spec, ty: &Type, mesh: &Mesh) -> Result<Vec<Ste
     check("source", from, ty, mesh)?;
     check("target", to, ty, mesh)?;
     let kind = partial_kind(from, to, mesh)?;
-    let mut search = Search { ty, mesh, kind, frozen: Vec::new() };
-    let (start, goal) = (search.encode(from), search.encode(to));
-    search.frozen = frozen(&start, &goal);
+    let (search, start, goal) = Search::new(from, to, ty, kind, mesh);
     let reached = search.run(&start, Some(&goal));
     Ok(search.path(&reached, &start, goal))
 }
@@ -237,9 +286,8 @@ pub fn weight(from: &Spec, steps: &[Step], ty: &Type, mesh: &Mesh) -> u64 {
 /// both; and if ranks have the same, each sends a part, which the receiving stage gathers over its faster links
 /// (Narayanan et al. 2021, section 4.1).
 pub fn travels(made: &Spec, wanted: &Spec, ty: &Type, mesh: &Mesh) -> Spec {
-    let whole = |s: &Spec| Spec { dims: s.dims.clone(), partial: Vec::new() };
-    let mut parts = whole(made);
-    for axis in mesh.ids().filter(|&a| mesh.size(a) > 1 && !made.dims.iter().flatten().any(|x| *x == a)) {
+    let mut parts = made.combined();
+    for axis in mesh.ids().filter(|&a| mesh.size(a) > 1 && !made.divides(a)) {
         // Axes of a dim are in the mesh's order: the new one is the innermost.
         let inner = |d: &usize| parts.dims[*d].last().is_none_or(|last| *last < axis);
         let mut finer = (0..ty.rank()).filter(inner).map(|d| {
@@ -253,37 +301,37 @@ pub fn travels(made: &Spec, wanted: &Spec, ty: &Type, mesh: &Mesh) -> Spec {
     }
     // Of equals the first.
     let bytes = |s: &Spec| local_bytes(s, ty, mesh);
-    let least = if bytes(wanted) < bytes(made) { whole(wanted) } else { whole(made) };
+    let least = if bytes(wanted) < bytes(made) { wanted.combined() } else { made.combined() };
     if bytes(&parts) < bytes(&least) { parts } else { least }
 }
 
 /// Bytes of one rank's part of a value.
 pub fn local_bytes(spec: &Spec, ty: &Type, mesh: &Mesh) -> u64 {
-    let parts: usize = (0..spec.dims.len()).map(|d| spec.parts(d, mesh)).product();
+    let parts: usize = spec.dims.iter().flatten().chain(&spec.routed).map(|&a| mesh.size(a)).product();
     (ty.bytes() / parts.max(1)) as u64
 }
 
 /// Bytes that a rank sends in a collective of `n` ranks whose local value is `before` bytes, and `after` afterwards.
 pub fn bytes_sent(kind: &StepKind, before: u64, after: u64, n: u64) -> u64 {
     match kind {
-        StepKind::Slice { .. } | StepKind::ZeroUnlessFirst { .. } => 0,
         StepKind::AllGather { .. } => after - after / n,
-        StepKind::ReduceScatter { .. } | StepKind::AllToAll { .. } => before - before / n,
         StepKind::AllReduce { .. } => 2 * (before - before / n),
+        _ if kind.communicates() => before - before / n,
+        _ => 0,
     }
 }
 
 fn step_weight(kind: &StepKind, before: u64, after: u64, mesh: &Mesh) -> u64 {
     let n: usize = kind.axes().iter().map(|&a| mesh.size(a)).product();
-    match kind {
-        StepKind::Slice { .. } | StepKind::ZeroUnlessFirst { .. } => after,
-        _ => LINK_TO_MEMORY * (COLLECTIVE_BYTES + bytes_sent(kind, before, after, n as u64)),
+    match kind.communicates() {
+        false => after,
+        true => LINK_TO_MEMORY * (COLLECTIVE_BYTES + bytes_sent(kind, before, after, n as u64)),
     }
 }
 
 fn check(what: &'static str, spec: &Spec, ty: &Type, mesh: &Mesh) -> Result<(), ReshardError> {
     let unfit = |why: String| {
-        let show = spec.dims.iter().flatten().chain(spec.partial.iter().map(|p| &p.0));
+        let show = spec.dims.iter().flatten().chain(spec.partial.iter().map(|p| &p.0)).chain(&spec.routed);
         let known = show.into_iter().all(|a| (a.0 as usize) < mesh.axes.len());
         let spec = if known { spec.show(mesh) } else { format!("{spec:?}") };
         Err(ReshardError::Unfit { what, spec, ty: ty.to_string(), why })
@@ -292,14 +340,14 @@ fn check(what: &'static str, spec: &Spec, ty: &Type, mesh: &Mesh) -> Result<(), 
         return unfit(format!("it has {} dims, the value {}", spec.dims.len(), ty.rank()));
     }
     let mut seen = vec![false; mesh.axes.len()];
-    for a in spec.dims.iter().flatten().chain(spec.partial.iter().map(|p| &p.0)) {
+    for a in spec.dims.iter().flatten().chain(spec.partial.iter().map(|p| &p.0)).chain(&spec.routed) {
         match seen.get_mut(a.0 as usize) {
             None => return unfit(format!("the mesh has no axis {}", a.0)),
             Some(true) => return unfit(format!("axis {} occurs twice", mesh.axis(*a).name.name())),
             Some(s) => *s = true,
         }
     }
-    if spec.dims.iter().any(|d| !d.is_sorted()) || !spec.partial.is_sorted() {
+    if spec.dims.iter().any(|d| !d.is_sorted()) || !spec.partial.is_sorted() || !spec.routed.is_sorted() {
         return unfit("its axes are not in the mesh's order".into());
     }
     for (d, &size) in ty.dims.iter().enumerate() {
@@ -307,6 +355,9 @@ fn check(what: &'static str, spec: &Spec, ty: &Type, mesh: &Mesh) -> Result<(), 
         if size % parts != 0 {
             return unfit(format!("dim {d} of size {size} cannot be cut into {parts} equal parts"));
         }
+    }
+    if spec.local(ty, mesh).is_none() {
+        return unfit("no dim divides by the ranks that its rows are routed to".into());
     }
     Ok(())
 }
@@ -318,17 +369,21 @@ fn partial_kind(from: &Spec, to: &Spec, mesh: &Mesh) -> Result<ReduceKind, Resha
     if kinds.any(|k| k != kind) {
         return no("they are partial in different ways");
     }
+    if kind != ReduceKind::Sum && !(from.routed.is_empty() && to.routed.is_empty()) {
+        return no("routed rows combine to sums only");
+    }
     if kind != ReduceKind::Sum && to.partial.iter().any(|p| !from.partial.contains(p)) {
         return no("only a sum can be made partial");
     }
     Ok(kind)
 }
 
-/// The role of an axis: replicated, partial, or shards dim `role - SHARD`.
+/// The role of an axis: replicated, partial, routed, or shards dim `role - SHARD`.
 type Role = u8;
 const REPLICATED: Role = 0;
 const PARTIAL: Role = 1;
-const SHARD: Role = 2;
+const ROUTED: Role = 2;
+const SHARD: Role = 3;
 
 /// One role per axis: a spec.
 type Roles = Vec<Role>;
@@ -340,16 +395,22 @@ struct Search<'a> {
     ty: &'a Type,
     mesh: &'a Mesh,
     kind: ReduceKind,
-    /// Per axis, whether it stays as it is.
+    /// Per axis, whether it stays as it is: on which the value is replicated, or partial, or routed before and after.
     frozen: Vec<bool>,
+    /// Per axis, whether it is routed before or after, and so may be in between.
+    routes: Vec<bool>,
 }
 
-/// Axes on which a value is replicated, or partial, before and after.
-fn frozen(start: &Roles, goal: &Roles) -> Vec<bool> {
-    start.iter().zip(goal).map(|(a, b)| a == b && *a < SHARD).collect()
-}
+impl<'a> Search<'a> {
+    /// With where it starts and what it looks for.
+    fn new(from: &Spec, to: &Spec, ty: &'a Type, kind: ReduceKind, mesh: &'a Mesh) -> (Search<'a>, Roles, Roles) {
+        let mut search = Search { ty, mesh, kind, frozen: Vec::new(), routes: Vec::new() };
+        let (start, goal) = (search.encode(from), search.encode(to));
+        search.frozen = start.iter().zip(&goal).map(|(a, b)| a == b && *a < SHARD).collect();
+        search.routes = start.iter().zip(&goal).map(|(a, b)| a != b && (*a == ROUTED || *b == ROUTED)).collect();
+        (search, start, goal)
+    }
 
-impl Search<'_> {
     fn encode(&self, spec: &Spec) -> Roles {
         let mut roles = vec![REPLICATED; self.mesh.axes.len()];
         for (d, axes) in spec.dims.iter().enumerate() {
@@ -360,6 +421,9 @@ impl Search<'_> {
         for (a, _) in &spec.partial {
             roles[a.0 as usize] = PARTIAL;
         }
+        for a in &spec.routed {
+            roles[a.0 as usize] = ROUTED;
+        }
         roles
     }
 
@@ -369,6 +433,7 @@ impl Search<'_> {
             match r {
                 REPLICATED => {}
                 PARTIAL => spec.partial.push((AxisId(a as u8), self.kind)),
+                ROUTED => spec.routed.push(AxisId(a as u8)),
                 d => spec.dims[(d - SHARD) as usize].push(AxisId(a as u8)),
             }
         }
@@ -421,7 +486,7 @@ impl Search<'_> {
     }
 
     fn bytes(&self, roles: &Roles) -> u64 {
-        let shards = |(r, _): &(&Role, _)| **r >= SHARD;
+        let shards = |(r, _): &(&Role, _)| **r >= ROUTED;
         let parts: usize = roles.iter().zip(&self.mesh.axes).filter(shards).map(|(_, a)| a.size).product();
         (self.ty.bytes() / parts) as u64
     }
@@ -435,7 +500,7 @@ impl Search<'_> {
             let all: Vec<usize> = with(role);
             all.into_iter().filter(|&a| !self.frozen[a]).collect()
         };
-        let (free, partial) = (moving(REPLICATED), moving(PARTIAL));
+        let (free, partial, routed) = (moving(REPLICATED), moving(PARTIAL), moving(ROUTED));
         let mut moves = Vec::new();
         let mut go = |set: &[usize], role: Role, kind: &dyn Fn(Vec<AxisId>) -> StepKind| {
             let mut next = roles.clone();
@@ -458,6 +523,15 @@ impl Search<'_> {
             if self.kind == ReduceKind::Sum {
                 go(&set, PARTIAL, &|axes| StepKind::ZeroUnlessFirst { axes });
             }
+            if set.iter().all(|&a| self.routes[a]) {
+                go(&set, ROUTED, &|axes| StepKind::KeepRows { axes });
+            }
+        }
+        for set in subsets(&routed) {
+            go(&set, PARTIAL, &|axes| StepKind::PlaceRows { axes });
+            for dim in (0..rank).filter(|&d| inner(&set, d)) {
+                go(&set, SHARD + dim as u8, &|axes| StepKind::Combine { dim, axes });
+            }
         }
         let kind = self.kind;
         for set in subsets(&partial) {
@@ -470,6 +544,9 @@ impl Search<'_> {
             for from in 0..axes_of.len() {
                 let set = &axes_of[from..];
                 go(set, REPLICATED, &|axes| StepKind::AllGather { dim: gather, axes });
+                if set.iter().all(|&a| self.routes[a]) {
+                    go(set, ROUTED, &|axes| StepKind::Dispatch { dim: gather, axes });
+                }
                 for split in (0..rank).filter(|&d| d != gather && inner(set, d)) {
                     go(set, SHARD + split as u8, &|axes| StepKind::AllToAll { gather, split, axes });
                 }
@@ -489,7 +566,7 @@ fn subsets(of: &[usize]) -> Vec<Vec<usize>> {
 /// Resharding on one mesh, remembered: all targets of a (source, type) are found in one search.
 pub struct Resharder {
     mesh: Mesh,
-    found: HashMap<(Spec, Type, ReduceKind, Vec<bool>), Reached>,
+    found: HashMap<(Spec, Type, ReduceKind, [Vec<bool>; 2]), Reached>,
 }
 
 impl Resharder {
@@ -508,10 +585,8 @@ impl Resharder {
         check("target", to, ty, &self.mesh)?;
         let kind = partial_kind(from, to, &self.mesh)?;
         check("source", from, ty, &self.mesh)?;
-        let mut search = Search { ty, mesh: &self.mesh, kind, frozen: Vec::new() };
-        let (start, goal) = (search.encode(from), search.encode(to));
-        search.frozen = frozen(&start, &goal);
-        let key = (from.clone(), ty.clone(), kind, search.frozen.clone());
+        let (search, start, goal) = Search::new(from, to, ty, kind, &self.mesh);
+        let key = (from.clone(), ty.clone(), kind, [search.frozen.clone(), search.routes.clone()]);
         let reached = self.found.entry(key).or_insert_with(|| search.run(&start, None));
         Ok(search.path(reached, &start, goal))
     }

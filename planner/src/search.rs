@@ -473,7 +473,7 @@ impl<'a> Search<'a> {
             }
         }
         if memory.total().0 <= self.limit && !self.memory() {
-            let samples = batch / c.mesh.along(AxisName::Dp);
+            let samples = batch / c.mesh.data_parallel();
             if let Some(spread) = self.spread(samples, &c.mesh)?.filter(|s| s.fits(&step)) {
                 let others = step.blocks.nodes.iter().zip(&least.seconds).zip(spread.counts.iter().zip(&least.paces));
                 let others = others

@@ -213,7 +213,7 @@ impl<'a> Simulation<'a> {
         let first = readers[v.index()].iter().find(|r| a.stage[r.index()] == to);
         let at = first.and_then(|r| Some((*r, graph.node(*r).inputs.iter().position(|x| *x == v)?)));
         let wanted = at.map_or_else(|| made.clone(), |(r, operand)| self.operand(r, operand));
-        let whole = Spec { dims: made.dims.clone(), partial: Vec::new() };
+        let whole = made.combined();
         let travels = travels(&made, &wanted, ty, &a.mesh);
         let gathered = if travels.dims == wanted.dims || travels == whole {
             0.0
@@ -298,8 +298,7 @@ impl<'a> Simulation<'a> {
             if let Some(p) = graph.producer(o.value).filter(|p| self.a.stage[p.index()].0 as usize == stage)
                 && let Some(spec) = self.produced(o.value)
             {
-                let whole = Spec { partial: Vec::new(), ..spec };
-                wanted.entry((graph.node(p).section, o.value)).or_default().push(whole);
+                wanted.entry((graph.node(p).section, o.value)).or_default().push(spec.combined());
             }
         }
         for s in graph.state_ids().filter(|s| self.a.home[s.index()].0 as usize == stage) {

@@ -1,7 +1,7 @@
 //! The strategies of an operator on a mesh, from its factor rule alone.
 //!
-//! Each axis replicates, splits a factor, or passes partial sums through (a `linear` set); any axis may do any of them. A
-//! combination is legal when
+//! Each axis replicates, splits a factor, or passes partial sums through (a `linear` set); any axis may do any of them, and
+//! where rows may lie with their experts ([`crate::routes`]) that too. A combination is legal when
 //! - every split factor is divided evenly by the axes that split it, and so is every dim it drives;
 //! - every result that lacks a split factor can combine parts (`combine`);
 //! - no operand or result is sharded twice by one axis;
@@ -16,7 +16,7 @@ use autoshard_ir::graph::{Graph, Node};
 use autoshard_ir::{Op, Type};
 
 use crate::mesh::{AxisId, Mesh};
-use crate::spec::{Spec, Strategy, Use};
+use crate::spec::{Route, Spec, Strategy, Use};
 
 /// A strategy with the specs that follow from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,16 +89,23 @@ pub struct Strategies {
 
 /// Every legal strategy of an operator on operands and results of these (unsharded) types.
 pub fn strategies(op: &Op, inputs: &[Type], outputs: &[Type], mesh: &Mesh) -> Strategies {
-    from_rule(op.factors(inputs, outputs), inputs, outputs, mesh)
+    from_rule(op.factors(inputs, outputs), inputs, outputs, mesh, None)
 }
 
-/// [`strategies`] of a node.
-pub fn of_node(graph: &Graph, node: &Node, mesh: &Mesh) -> Strategies {
-    strategies(&node.op, &graph.input_types(node), &graph.output_types(node), mesh)
+/// [`strategies`] of a node, which may work on routed rows in that way.
+pub fn of_node(graph: &Graph, node: &Node, mesh: &Mesh, route: Option<Route>) -> Strategies {
+    let (inputs, outputs) = (graph.input_types(node), graph.output_types(node));
+    from_rule(node.op.factors(&inputs, &outputs), &inputs, &outputs, mesh, route)
 }
 
 /// [`strategies`] of a factor rule.
-pub fn from_rule(rule: FactorRule, inputs: &[Type], outputs: &[Type], mesh: &Mesh) -> Strategies {
+pub fn from_rule(
+    rule: FactorRule,
+    inputs: &[Type],
+    outputs: &[Type],
+    mesh: &Mesh,
+    route: Option<Route>,
+) -> Strategies {
     let factors = || (0..rule.factors.len()).map(|f| FactorId(f as u8));
     let mut unavailable = Vec::new();
     let mut per_axis: Vec<Vec<Use>> = Vec::new();
@@ -118,6 +125,7 @@ pub fn from_rule(rule: FactorRule, inputs: &[Type], outputs: &[Type], mesh: &Mes
             }
         }
         uses.extend((0..rule.linear.len()).map(|s| Use::Linear(s as u8)));
+        uses.extend(route.map(Use::Route));
         per_axis.push(uses);
     }
     let mut list: Vec<Choice> = Vec::new();
@@ -198,7 +206,7 @@ mod tests {
         rule.inputs = vec![vec![f(0), f(1)], vec![f(1), f(2)]];
         rule.outputs = vec![vec![f(0), f(2)]];
         rule.combine = vec![Some(ReduceKind::Sum)];
-        from_rule(rule.linear_in([0]).linear_in([1]), &ins, &outs, mesh)
+        from_rule(rule.linear_in([0]).linear_in([1]), &ins, &outs, mesh, None)
     }
     fn shown(s: &Strategies, mesh: &Mesh) -> Vec<String> {
         let show = |specs: &[Spec]| specs.iter().map(|s| s.show(mesh)).collect::<Vec<_>>().join(" ");
@@ -245,7 +253,7 @@ mod tests {
         let mut rule = FactorRule::elementwise(&ins, &ins);
         rule.outputs = vec![vec![]];
         rule.combine = vec![None];
-        let s = from_rule(rule, &ins, &outs, &mesh(2, 1));
+        let s = from_rule(rule, &ins, &outs, &mesh(2, 1), None);
         assert_eq!(s.list.len(), 1);
         assert_eq!(s.unavailable[0].reason, Reason::NoCombine);
     }

@@ -89,7 +89,7 @@ impl<'a> Times<'a> {
             let time = self.step(&s.kind, local_bytes(before, ty, self.mesh), local_bytes(&s.spec, ty, self.mesh));
             taken.total_s += time;
             let data = |a: &AxisId| self.mesh.axis(*a).name.is_data();
-            if s.kind.communicates() && s.kind.axes().iter().all(data) {
+            if s.kind.communicates() && !s.kind.is_routing() && s.kind.axes().iter().all(data) {
                 taken.data_s += time;
             }
             before = &s.spec;
@@ -100,11 +100,14 @@ impl<'a> Times<'a> {
     fn step(&self, kind: &StepKind, before: u64, after: u64) -> f64 {
         let group = self.group(kind.axes());
         let (collective, bytes) = match kind {
-            StepKind::Slice { .. } | StepKind::ZeroUnlessFirst { .. } => return self.copy(2 * after),
+            StepKind::Slice { .. }
+            | StepKind::ZeroUnlessFirst { .. }
+            | StepKind::KeepRows { .. }
+            | StepKind::PlaceRows { .. } => return self.copy(2 * after),
             StepKind::AllGather { .. } => (CollectiveKind::AllGather, after),
             StepKind::ReduceScatter { .. } => (CollectiveKind::ReduceScatter, before),
             StepKind::AllReduce { .. } => (CollectiveKind::AllReduce, before),
-            StepKind::AllToAll { .. } => (CollectiveKind::AllToAll, before * group.size as u64),
+            StepKind::AllToAll { .. } | StepKind::Dispatch { .. } | StepKind::Combine { .. } => (CollectiveKind::AllToAll, before * group.size as u64),
         };
         self.cluster.collective_time(collective, Bytes(bytes), group).0
     }

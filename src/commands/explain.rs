@@ -28,9 +28,10 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         );
     }
     let blocks = autoshard_ir::blocks::find(&graph);
+    let routes = Routes::new(&graph, &blocks);
     let price = |extra_s| show::extra(extra_s, plan.predicted.step_time_s);
     let mut shown = 0;
-    for (members, entry) in blocks.nodes.iter().zip(&plan.operators) {
+    for (class, (members, entry)) in blocks.nodes.iter().zip(&plan.operators).enumerate() {
         let node = graph.node(members[0]);
         let hit = members.iter().any(|&m| {
             let n = graph.node(m);
@@ -41,7 +42,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         }
         shown += 1;
         println!("{}", heading(entry, &node.scope));
-        let found = strategies::of_node(&graph, node, &assignment.mesh);
+        let found = strategies::of_node(&graph, node, &assignment.mesh, routes.of(class));
         println!("  split     {}", show::strategy(&entry.strategy));
         match &entry.next_best {
             Some(n) => println!("  next best {}: {}", show::strategy(&n.strategy), price(n.extra_s)),

@@ -22,14 +22,16 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// As shown: `pp=2 dp=4 tp=1, 8 micro-batches, recompute full`; with `cp=2` where there is context parallelism.
+    /// As shown: `pp=2 dp=4 tp=1, 8 micro-batches, recompute full`; with `cp=2` where there is context parallelism, and
+    /// `ep=2` where of the ranks along `dp` so many hold different experts.
     pub fn show(&self) -> String {
         let m = self.pace.micro_batches;
-        let cp = self.mesh.along(AxisName::Cp);
+        let (ep, cp) = (self.mesh.along(AxisName::Ep), self.mesh.along(AxisName::Cp));
         format!(
-            "pp={} dp={}{} tp={}, {m} micro-batch{}{}",
+            "pp={} dp={}{}{} tp={}, {m} micro-batch{}{}",
             self.stages,
-            self.mesh.along(AxisName::Dp),
+            self.mesh.data_parallel(),
+            if ep > 1 { format!(" ep={ep}") } else { String::new() },
             if cp > 1 { format!(" cp={cp}") } else { String::new() },
             self.mesh.along(AxisName::Tp),
             if m == 1 { "" } else { "es" },
@@ -62,7 +64,7 @@ pub fn micro_batches(per_rank: usize) -> Vec<usize> {
 pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candidate>, SearchError> {
     let (n, pins, batch) = (cluster.gpus(), &request.constraints, request.workload.global_batch);
     let refuse = |text: String| Err(SearchError::Pins(text));
-    for (name, size) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp)] {
+    for (name, size) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp), ("ep", pins.ep)] {
         if let Some(size) = size.filter(|s| *s == 0 || n % s != 0) {
             return refuse(format!("{name}={size} does not divide {n} GPUs"));
         }
@@ -93,6 +95,14 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
             if pins.cp.is_none() && cp > 1 && (all || batch.is_multiple_of(samples)) {
                 continue;
             }
+            // Of the ranks along `dp`, those with different experts; all that there are, if `tp` makes up the rest.
+            let ep = pins.ep.unwrap_or(1);
+            let ep = if dp.is_multiple_of(ep) { ep } else { ep / tp };
+            if pins.ep.is_some_and(|all| dp % ep.max(1) != 0 || (ep != all && ep * tp != all)) {
+                let all = pins.ep.unwrap_or(1);
+                reasons.push(format!("ep={all} divides neither dp={dp} nor is it a divisor of dp times tp={tp}"));
+                continue;
+            }
             if batch % dp != 0 {
                 reasons.push(format!("a batch of {batch} is no multiple of dp={dp}"));
                 continue;
@@ -113,7 +123,12 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
             for micro_batches in counts {
                 found.push(Candidate {
                     stages: pp,
-                    mesh: Mesh::new([(AxisName::Dp, dp), (AxisName::Cp, cp), (AxisName::Tp, tp)]),
+                    mesh: Mesh::new([
+                        (AxisName::Dp, dp / ep),
+                        (AxisName::Ep, ep),
+                        (AxisName::Cp, cp),
+                        (AxisName::Tp, tp),
+                    ]),
                     pace: Pace { micro_batches, schedule, chunks: pins.execution.chunks },
                     recompute: pins.recompute.unwrap_or_default(),
                 });

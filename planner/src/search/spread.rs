@@ -45,7 +45,8 @@ impl Search<'_> {
     /// of operators alone.
     pub(super) fn spread(&mut self, samples: usize, mesh: &Mesh) -> Result<Option<Rc<Spread>>, SearchError> {
         let (cp, tp) = (mesh.along(AxisName::Cp), mesh.along(AxisName::Tp));
-        if cp * tp == 1 {
+        // Experts differ along `ep`: what a rank does for its samples depends on it.
+        if cp * tp == 1 || mesh.find(AxisName::Ep).is_some() {
             return Ok(None);
         }
         if let Some(known) = self.spreads.get(&(samples, cp, tp)) {

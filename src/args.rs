@@ -97,6 +97,8 @@ pub enum ScheduleArg {
     /// One forward, one backward.
     #[value(name = "1f1b")]
     OneF1B,
+    /// 1F1B with gradients by weights in what would be idle time (ZB-H1): for estimates.
+    ZeroBubble,
 }
 
 /// What the backward pass makes anew.

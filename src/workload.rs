@@ -166,6 +166,11 @@ pub fn request(model: &Model, cluster: &Cluster, args: &PlanArgs) -> Result<(Pla
     };
     let workload = Workload { mode, dims, precision, loss, attention, operators, ..workload };
     notes.extend(execution(&args.execution).only_estimate());
+    if s.schedule == Some(ScheduleArg::ZeroBubble) {
+        notes.push(
+            "an estimate: the zero-bubble schedule cannot be executed yet, so the memory is not that of a compiled program".into(),
+        );
+    }
     let constraints = constraints(s, &args.execution, cluster, mode, batch_symbol.is_none())?;
     let time_limit_s = s.time_limit.unwrap_or(60.0);
     if !(time_limit_s > 0.0 && time_limit_s.is_finite() && (0.0..1.0).contains(&s.gap)) {
@@ -267,6 +272,8 @@ fn constraints(
     without_effect("--sequence-parallel", sequence && s.tp == Some(1), "with --tp 1");
     without_effect("--chunks", e.chunks > 1 && s.pp == Some(1), "with --pp 1");
     without_effect("--chunks", e.chunks > 1 && s.schedule == Some(ScheduleArg::Gpipe), "with --schedule gpipe");
+    let zero_bubble = s.schedule == Some(ScheduleArg::ZeroBubble);
+    without_effect("--chunks", e.chunks > 1 && zero_bubble, "with --schedule zero-bubble");
     without_effect("--schedule", s.schedule.is_some() && s.pp == Some(1), "with --pp 1");
     without_effect("--schedule", s.schedule.is_some() && mode == Mode::Infer, "in inference");
     if fixed && s.micro_batch.is_some() {
@@ -295,6 +302,7 @@ fn constraints(
         schedule: s.schedule.map(|x| match x {
             ScheduleArg::Gpipe => Schedule::GPipe,
             ScheduleArg::OneF1B => Schedule::OneF1B,
+            ScheduleArg::ZeroBubble => Schedule::ZeroBubble,
         }),
         recompute: s.recompute.and_then(|r| match r {
             RecomputeArg::None => Some(RecomputeChoice::None),

@@ -1,5 +1,6 @@
-//! Why a plan does not compile: in each case the plan does not fit the graph, since every plan of the planner compiles.
+//! Why a plan does not compile: it does not fit the graph, or is an estimate of what cannot be executed.
 
+use autoshard_planner::assignment::Schedule;
 use autoshard_runtime::program::List;
 
 /// See the module.
@@ -53,4 +54,9 @@ pub enum CompileError {
         /// How many there are.
         micro_batches: usize,
     },
+    /// There is no program for the schedule.
+    #[error(
+        "the schedule {} cannot be executed yet, only estimated: programs have no list of gradients by weights; plan with --schedule 1f1b", .0.name()
+    )]
+    Schedule(Schedule),
 }

@@ -20,6 +20,25 @@ pub enum Schedule {
     /// One forward, one backward: at most `stages - stage` micro-batches in flight.
     #[serde(rename = "1f1b")]
     OneF1B,
+    /// 1F1B with gradients by weights in passes of their own, which fill what would be idle time; as many micro-batches in flight as
+    /// the first stage of 1F1B has (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
+    #[serde(rename = "zero-bubble")]
+    ZeroBubble,
+}
+
+impl Schedule {
+    /// As shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::GPipe => "GPipe",
+            Schedule::OneF1B => "1F1B",
+            Schedule::ZeroBubble => "zero bubble (ZB-H1)",
+        }
+    }
+    /// Whether programs can be made for it, or it can only be estimated.
+    pub fn executes(self) -> bool {
+        self != Schedule::ZeroBubble
+    }
 }
 
 /// How every node of a graph is executed. Vectors are by [`NodeId`] and [`StateId`].
@@ -64,6 +83,10 @@ impl Assignment {
             schedule: Schedule::GPipe,
             micro_batches: 1,
         }
+    }
+    /// Whether programs can be made for it, or it can only be estimated. One stage has nothing to schedule.
+    pub fn executes(&self) -> bool {
+        self.stages == 1 || self.schedule.executes()
     }
     /// The strategy of a node.
     pub fn strategy(&self, n: NodeId) -> &Strategy {

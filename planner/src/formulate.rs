@@ -57,8 +57,13 @@ impl Pace {
         match self.schedule {
             Schedule::GPipe => all,
             Schedule::OneF1B if self.chunks > 1 => all.min(2 * (stages - s - 1) + (self.chunks - 1) * stages + 1),
-            Schedule::OneF1B => all.min(stages - s),
+            Schedule::OneF1B | Schedule::ZeroBubble => all.min(stages - s),
         }
+    }
+    /// Micro-batches by which gradients by weights are behind the rest of the backward of stage `s`, where they have passes of
+    /// their own: with those ahead, all stages keep as many micro-batches (Qi et al. 2024, section 2.1).
+    pub fn weights_behind(&self, s: usize) -> usize {
+        if self.schedule == Schedule::ZeroBubble { s } else { 0 }
     }
     /// Micro-batches whose activations stage `s` of `stages` keeps at once; a chunk has a part of the stage's.
     pub fn in_flight(&self, s: usize, stages: usize) -> usize {
@@ -70,6 +75,10 @@ impl Pace {
     /// How much of a step one second of all stages' forwards and backwards is, at least: see the module.
     pub fn weight(&self, stages: usize) -> f64 {
         let m = self.micro_batches as f64;
+        if self.schedule == Schedule::ZeroBubble {
+            // The busiest stage. One micro-batch passes all stages without its gradients by weights.
+            return m / stages as f64;
+        }
         if self.chunks > 1 {
             // The busiest stage; and all of the model for one micro-batch.
             return (m / stages as f64).max(1.0);

@@ -70,6 +70,7 @@ pub struct Search {
 #[allow(missing_docs)]
 pub struct Memory {
     pub limit_bytes: u64,
+    pub compiled: bool,
     pub stages: Vec<Stage>,
 }
 
@@ -177,6 +178,7 @@ pub fn data(
         search: Search { bound: bound(plan), gap: plan.search.gap },
         memory: Memory {
             limit_bytes: plan.cluster.memory_limit_bytes,
+            compiled: a.executes(),
             stages: memory
                 .iter()
                 .enumerate()

@@ -97,6 +97,8 @@ pub enum ScheduleArg {
     /// One forward, one backward.
     #[value(name = "1f1b")]
     OneF1B,
+    /// 1F1B with gradients by weights in what would be idle time (ZB-H1): for estimates.
+    ZeroBubble,
 }
 
 /// What the backward pass makes anew.
@@ -198,6 +200,9 @@ pub struct SearchArgs {
     /// Ranks along context parallelism, which splits the sequence [default: more than 1 only where no samples are left to split]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub cp: Option<usize>,
+    /// Ranks that hold different experts, to which tokens travel: of those along data parallelism; an estimate [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub ep: Option<usize>,
     /// ZeRO stage: 1 shards optimizer states over data (and context) parallelism, 2 gradients too, 3 parameters too
     #[arg(long, value_name = "0..3", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero: Option<u8>,

@@ -166,6 +166,16 @@ pub fn request(model: &Model, cluster: &Cluster, args: &PlanArgs) -> Result<(Pla
     };
     let workload = Workload { mode, dims, precision, loss, attention, operators, ..workload };
     notes.extend(execution(&args.execution).only_estimate());
+    if s.schedule == Some(ScheduleArg::ZeroBubble) {
+        notes.push(
+            "an estimate: the zero-bubble schedule cannot be executed yet, so the memory is not that of a compiled program".into(),
+        );
+    }
+    if s.ep.is_some_and(|n| n > 1) {
+        notes.push(
+            "an estimate: expert parallelism cannot be executed yet; tokens are taken to be spread evenly over the experts".into(),
+        );
+    }
     let constraints = constraints(s, &args.execution, cluster, mode, batch_symbol.is_none())?;
     let time_limit_s = s.time_limit.unwrap_or(60.0);
     if !(time_limit_s > 0.0 && time_limit_s.is_finite() && (0.0..1.0).contains(&s.gap)) {
@@ -222,7 +232,7 @@ fn constraints(
 ) -> Result<Constraints, Failure> {
     let gpus = cluster.gpus();
     let mut problems = Vec::new();
-    for (name, size) in [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp), ("--cp", s.cp)] {
+    for (name, size) in [("--tp", s.tp), ("--pp", s.pp), ("--dp", s.dp), ("--cp", s.cp), ("--ep", s.ep)] {
         if let Some(size) = size.filter(|x| *x == 0 || gpus % x != 0) {
             let valid: Vec<String> = divisors(gpus).iter().take(12).map(usize::to_string).collect();
             problems.push(format!("{name} {size} does not divide {gpus} GPUs (possible: {})", valid.join(", ")));
@@ -267,6 +277,8 @@ fn constraints(
     without_effect("--sequence-parallel", sequence && s.tp == Some(1), "with --tp 1");
     without_effect("--chunks", e.chunks > 1 && s.pp == Some(1), "with --pp 1");
     without_effect("--chunks", e.chunks > 1 && s.schedule == Some(ScheduleArg::Gpipe), "with --schedule gpipe");
+    let zero_bubble = s.schedule == Some(ScheduleArg::ZeroBubble);
+    without_effect("--chunks", e.chunks > 1 && zero_bubble, "with --schedule zero-bubble");
     without_effect("--schedule", s.schedule.is_some() && s.pp == Some(1), "with --pp 1");
     without_effect("--schedule", s.schedule.is_some() && mode == Mode::Infer, "in inference");
     if fixed && s.micro_batch.is_some() {
@@ -284,6 +296,8 @@ fn constraints(
         pp: s.pp,
         dp: s.dp,
         cp: s.cp,
+        // One is no axis.
+        ep: s.ep.filter(|n| *n > 1),
         zero: s.zero,
         sequence_parallel: match s.sequence_parallel {
             Toggle::On => Some(true),
@@ -295,6 +309,7 @@ fn constraints(
         schedule: s.schedule.map(|x| match x {
             ScheduleArg::Gpipe => Schedule::GPipe,
             ScheduleArg::OneF1B => Schedule::OneF1B,
+            ScheduleArg::ZeroBubble => Schedule::ZeroBubble,
         }),
         recompute: s.recompute.and_then(|r| match r {
             RecomputeArg::None => Some(RecomputeChoice::None),

@@ -5,7 +5,8 @@ set -euo pipefail
 need=()
 command -v cmake >/dev/null || need+=(cmake)
 command -v c++ >/dev/null || need+=(g++)
-compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || compgen -G '/usr/lib/*/libclang*.so*' >/dev/null ||
+# Not libclang-cpp.so, which is of LLVM's own tools.
+compgen -G '/usr/lib/llvm-*/lib/libclang[-.][0-9s]*' >/dev/null || compgen -G '/usr/lib/*/libclang[-.][0-9s]*' >/dev/null ||
   need+=(libclang-dev)
 if [ "${1:-}" = browser ] && ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; then
   need+=(chromium)

@@ -1,4 +1,4 @@
-//! Why a plan does not compile: in each case the plan does not fit the graph, since every plan of the planner compiles.
+//! Why a plan does not compile: it does not fit the graph, or is an estimate of what cannot be executed.
 
 use autoshard_runtime::program::List;
 
@@ -53,4 +53,7 @@ pub enum CompileError {
         /// How many there are.
         micro_batches: usize,
     },
+    /// There are no programs for what the plan does.
+    #[error("the plan is an estimate: {0}")]
+    OnlyEstimate(&'static str),
 }

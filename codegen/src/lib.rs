@@ -22,7 +22,7 @@ pub use error::CompileError;
 /// Compiles a graph under an assignment.
 ///
 /// # Errors
-/// The assignment does not fit the graph; an output that needs the whole batch, which is cut.
+/// The assignment does not fit the graph; an output that needs the whole batch, which is cut; a plan that can only be estimated.
 pub fn compile(graph: &Graph, a: &Assignment) -> Result<Job, CompileError> {
     let counts = [
         ("node stages", a.stage.len(), graph.nodes.len()),
@@ -37,6 +37,9 @@ pub fn compile(graph: &Graph, a: &Assignment) -> Result<Job, CompileError> {
     }
     if let Some(output) = needs_whole_batch(graph).filter(|_| a.micro_batches > 1) {
         return Err(CompileError::NeedsWholeBatch { output, micro_batches: a.micro_batches });
+    }
+    if let Some(reason) = a.only_estimate() {
+        return Err(CompileError::OnlyEstimate(reason));
     }
     let specs = partition::node_specs(graph, a);
     let transfers = transfer::transfers(graph, a, &specs)?;

@@ -551,6 +551,12 @@ impl Partition<'_> {
                 self.push(Instr::Copy { input, output });
                 Instr::ZeroUnlessFirst { buffer: output, axes: axes(x) }
             }
+            StepKind::Dispatch { .. }
+            | StepKind::Combine { .. }
+            | StepKind::KeepRows { .. }
+            | StepKind::PlaceRows { .. } => {
+                return Err(CompileError::OnlyEstimate("rows that lie with their experts are not exchanged yet"));
+            }
         };
         self.push(instr);
         self.add_version(v, step.spec, output, false);

@@ -39,7 +39,8 @@ pub fn slots(
 pub fn in_flight(schedule: Schedule, stage: usize, stages: usize, micro_batches: usize) -> usize {
     match schedule {
         Schedule::GPipe => micro_batches,
-        Schedule::OneF1B => micro_batches.min(stages - stage),
+        // With one stage there is nothing to fill: zero bubble is 1F1B. With more it is not compiled.
+        Schedule::OneF1B | Schedule::ZeroBubble => micro_batches.min(stages - stage),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use autoshard_ir::{Graph, NodeId, StateId};
 
-use crate::mesh::Mesh;
+use crate::mesh::{AxisName, Mesh};
 use crate::spec::{Spec, Strategy};
 
 /// A pipeline stage.
@@ -20,6 +20,21 @@ pub enum Schedule {
     /// One forward, one backward: at most `stages - stage` micro-batches in flight.
     #[serde(rename = "1f1b")]
     OneF1B,
+    /// 1F1B with gradients by weights in passes of their own, which fill what would be idle time; as many micro-batches in flight as
+    /// the first stage of 1F1B has (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024).
+    #[serde(rename = "zero-bubble")]
+    ZeroBubble,
+}
+
+impl Schedule {
+    /// As shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::GPipe => "GPipe",
+            Schedule::OneF1B => "1F1B",
+            Schedule::ZeroBubble => "zero bubble (ZB-H1)",
+        }
+    }
 }
 
 /// How every node of a graph is executed. Vectors are by [`NodeId`] and [`StateId`].
@@ -64,6 +79,21 @@ impl Assignment {
             schedule: Schedule::GPipe,
             micro_batches: 1,
         }
+    }
+    /// What of it can only be estimated, why, and what to plan with instead; none where programs can be made.
+    pub fn only_estimate(&self) -> Option<&'static str> {
+        // One stage has nothing to schedule.
+        if self.stages > 1 && self.schedule == Schedule::ZeroBubble {
+            return Some(
+                "the zero-bubble schedule cannot be executed yet: programs have no list of gradients by weights; plan with --schedule 1f1b",
+            );
+        }
+        if self.mesh.axes.iter().any(|x| x.name == AxisName::Ep) {
+            return Some(
+                "expert parallelism cannot be executed yet: programs have no exchange of rows by what the data says; plan with --ep 1",
+            );
+        }
+        None
     }
     /// The strategy of a node.
     pub fn strategy(&self, n: NodeId) -> &Strategy {

@@ -57,8 +57,13 @@ impl Pace {
         match self.schedule {
             Schedule::GPipe => all,
             Schedule::OneF1B if self.chunks > 1 => all.min(2 * (stages - s - 1) + (self.chunks - 1) * stages + 1),
-            Schedule::OneF1B => all.min(stages - s),
+            Schedule::OneF1B | Schedule::ZeroBubble => all.min(stages - s),
         }
+    }
+    /// Micro-batches by which gradients by weights are behind the rest of the backward of stage `s`, where they have passes of
+    /// their own: with those ahead, all stages keep as many micro-batches (Qi et al. 2024, section 2.1).
+    pub fn weights_behind(&self, s: usize) -> usize {
+        if self.schedule == Schedule::ZeroBubble { s } else { 0 }
     }
     /// Micro-batches whose activations stage `s` of `stages` keeps at once; a chunk has a part of the stage's.
     pub fn in_flight(&self, s: usize, stages: usize) -> usize {
@@ -70,6 +75,10 @@ impl Pace {
     /// How much of a step one second of all stages' forwards and backwards is, at least: see the module.
     pub fn weight(&self, stages: usize) -> f64 {
         let m = self.micro_batches as f64;
+        if self.schedule == Schedule::ZeroBubble {
+            // The busiest stage. One micro-batch passes all stages without its gradients by weights.
+            return m / stages as f64;
+        }
         if self.chunks > 1 {
             // The busiest stage; and all of the model for one micro-batch.
             return (m / stages as f64).max(1.0);
@@ -234,6 +243,8 @@ impl Formulation {
             };
             let (ty, weight) = (graph.ty(*v), weights.of(*section) * count * made_by);
             let (from, u) = (made(*source), variable(*source));
+            let forward = |class: u32| graph.node(blocks.nodes[class as usize][0]).section == Section::Forward;
+            let kept = *section == Section::Backward && matches!(source, Source::Node(class, _) if forward(*class));
             let whole: Vec<Spec> = from.iter().map(|s| s.combined()).collect();
             // The variable that decides what a reader wants, and its specs by choice.
             let wants = |reader: &Reader| -> (usize, Vec<&Spec>) {
@@ -249,7 +260,7 @@ impl Formulation {
             let counts = |reader: &Reader| if let Reader::Operand(class, _) = reader { counted(*class) } else { 1.0 };
             if let [reader] = &readers[..] {
                 let (decides, specs) = wants(reader);
-                let table = Table::new(times, &from, &specs, ty, weight * counts(reader));
+                let table = Table::new(times, &from, &specs, ty, weight * counts(reader), kept);
                 draft.pair(u, decides, |i, j| table.get(i, j));
                 continue;
             }
@@ -260,12 +271,12 @@ impl Formulation {
             draft.costs.push(vec![0.0; shared.len()]);
             passing.push(shared.iter().map(|s| local_bytes(s, ty, mesh)).collect());
             let any = readers.iter().map(counts).fold(0.0, f64::max);
-            let table = Table::new(times, &from, &shared, ty, weight * any);
+            let table = Table::new(times, &from, &shared, ty, weight * any, kept);
             draft.pair(u, version, |i, j| table.get(i, j));
             let share = weight / (readers.len() - 1) as f64;
             for reader in readers {
                 let (decides, specs) = wants(reader);
-                let table = Table::new(times, &shared, &specs, ty, share * counts(reader));
+                let table = Table::new(times, &shared, &specs, ty, share * counts(reader), kept);
                 draft.pair(version, decides, |i, j| table.get(i, j));
             }
         }
@@ -471,15 +482,18 @@ struct Table {
 }
 
 impl Table {
-    fn new(times: &mut Times<'_>, from: &[&Spec], to: &[&Spec], ty: &Type, weight: f64) -> Table {
+    /// `kept`: the value was made in the forward pass. Rows of it that lie with their experts are taken to be kept there too.
+    fn new(times: &mut Times<'_>, from: &[&Spec], to: &[&Spec], ty: &Type, weight: f64, kept: bool) -> Table {
         let mut known: BTreeMap<(&Spec, &Spec), f64> = BTreeMap::new();
         let mut costs = Vec::with_capacity(from.len() * to.len());
         for f in from {
             for t in to {
-                let cost = known
-                    .entry((*f, *t))
-                    .or_insert_with(|| times.reshard(f, t, ty).map_or(f64::INFINITY, |time| time * weight));
-                costs.push(*cost);
+                let price = || match times.reshard(f, t, ty) {
+                    Some(_) if kept && !t.routed.is_empty() => 0.0,
+                    Some(time) => time * weight,
+                    None => f64::INFINITY,
+                };
+                costs.push(*known.entry((*f, *t)).or_insert_with(price));
             }
         }
         Table { cols: to.len(), costs }

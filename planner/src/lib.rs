@@ -1,7 +1,7 @@
 //! Decides how a model is split over a cluster, and proves how good the decision is.
 //!
 //! Read in this order: [`mesh`], [`spec`], [`strategies`], [`reshard`], [`assignment`]: what a plan is made of; [`request`],
-//! [`constraints`], [`roles`], [`routes`], [`execution`], [`space`], [`stages`], [`kernels`], [`times`], [`formulate`], [`solver`], [`simulate`], [`timeline`], [`pipeline`], [`search`]:
+//! [`constraints`], [`roles`], [`routes`], [`execution`], [`space`], [`stages`], [`kernels`], [`times`], [`formulate`], [`solver`], [`simulate`], [`streams`], [`timeline`], [`pipeline`], [`search`]:
 //! how it is found; [`plan`]: the file.
 
 pub mod assignment;
@@ -23,6 +23,8 @@ pub mod space;
 pub mod spec;
 pub mod stages;
 pub mod strategies;
+pub mod streams;
 pub mod timeline;
 pub mod times;
 pub(crate) mod views;
+pub(crate) mod weights;

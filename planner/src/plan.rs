@@ -578,7 +578,9 @@ impl Plan {
             if found != entry.count {
                 return Err(mismatch(format!("{} occurs {found} times, in the plan {} times", entry.op, entry.count)));
             }
-            strategies.push(strategy_of(entry, &of_node(&step.graph, n, &mesh, step.routes.of(class)), &mesh).map_err(mismatch)?);
+            strategies.push(
+                strategy_of(entry, &of_node(&step.graph, n, &mesh, step.routes.of(class)), &mesh).map_err(mismatch)?,
+            );
         }
         let find = |ty, text: &str, what: &str| {
             specs(ty, &mesh)

@@ -593,4 +593,6 @@ impl Resharder {
 }
 
 #[cfg(test)]
+mod routed_tests;
+#[cfg(test)]
 mod tests;

@@ -82,14 +82,20 @@ struct Between<'a> {
 impl<'a> Between<'a> {
     fn new(graph: &'a Graph) -> Between<'a> {
         let n = graph.nodes.len();
-        let mut found =
-            Between { graph, rows: vec![None; n], behind: vec![false; n], before: vec![false; n], only: vec![false; n] };
+        let mut found = Between {
+            graph,
+            rows: vec![None; n],
+            behind: vec![false; n],
+            before: vec![false; n],
+            only: vec![false; n],
+        };
         let mut given = vec![false; graph.values.len()];
         graph.outputs.iter().for_each(|o| given[o.value.index()] = true);
         for id in graph.node_ids() {
             let node = graph.node(id);
             if is_expert(node.op.name()) {
-                (found.behind[id.index()], found.only[id.index()]) = (node.op.name() == PRODUCT, node.op.name() == PRODUCT);
+                (found.behind[id.index()], found.only[id.index()]) =
+                    (node.op.name() == PRODUCT, node.op.name() == PRODUCT);
                 continue;
             }
             let rule = node.op.factors(&graph.input_types(node), &graph.output_types(node));
@@ -100,7 +106,8 @@ impl<'a> Between<'a> {
             found.rows[id.index()] = rows;
             let whole = graph.ty(node.outputs[0]).rank();
             let mut full = node.inputs.iter().filter(|v| graph.ty(**v).rank() == whole);
-            let from = |v: &autoshard_ir::graph::ValueId, of: &[bool]| graph.producer(*v).is_some_and(|p| of[p.index()]);
+            let from =
+                |v: &autoshard_ir::graph::ValueId, of: &[bool]| graph.producer(*v).is_some_and(|p| of[p.index()]);
             found.behind[id.index()] = node.inputs.iter().any(|v| from(v, &found.behind));
             found.only[id.index()] = full.all(|v| from(v, &found.only)) && found.behind[id.index()];
         }
@@ -109,8 +116,7 @@ impl<'a> Between<'a> {
         for id in ids.into_iter().rev().filter(|id| found.rows[id.index()].is_some()) {
             let readers = graph.node(id).outputs.iter().flat_map(|v| &uses[v.index()]);
             let mut readers = readers.filter(|r| r.index() != id.index());
-            found.before[id.index()] =
-                readers.any(|r| found.before[r.index()] || is_expert(graph.node(*r).op.name()));
+            found.before[id.index()] = readers.any(|r| found.before[r.index()] || is_expert(graph.node(*r).op.name()));
         }
         found
     }
@@ -120,7 +126,8 @@ impl<'a> Between<'a> {
         let n = self.graph.node(id);
         if is_expert(n.op.name()) {
             let rule = n.op.factors(&self.graph.input_types(n), &self.graph.output_types(n));
-            let experts = (0..rule.factors.len()).map(|f| FactorId(f as u8)).find(|f| rule.factor(*f).name == "experts");
+            let experts =
+                (0..rule.factors.len()).map(|f| FactorId(f as u8)).find(|f| rule.factor(*f).name == "experts");
             // The third operand gives each row its expert.
             let rows = rule.inputs[2].iter().flatten().next();
             return Some((Route { rows: *rows?, experts: Some(experts?) }, true));

@@ -49,7 +49,7 @@ use crate::assignment::Schedule;
 use crate::constraints::{Constraints, Objective};
 use crate::formulate::{Formulation, LeastBytes, Pace, Step, UNLIMITED, compute, least_rows};
 use crate::kernels::Classes;
-use crate::mesh::{AxisName, Mesh, divisors};
+use crate::mesh::{Mesh, divisors};
 use crate::pipeline::cut;
 use crate::request::{PlanRequest, RecomputeChoice, StepGraph};
 use crate::simulate::simulate;
@@ -712,7 +712,7 @@ impl<'a> Search<'a> {
         if let Some(r) = pins.recompute {
             without(format!("without --recompute {}", r.name()), &|c| c.recompute = None);
         }
-        if pins.schedule == Some(Schedule::GPipe) {
+        if matches!(pins.schedule, Some(Schedule::GPipe | Schedule::ZeroBubble)) {
             without("with --schedule 1f1b".into(), &|c| c.schedule = Some(Schedule::OneF1B));
         }
         if pins.tp.is_some() || pins.pp.is_some() || pins.dp.is_some() || pins.cp.is_some() {

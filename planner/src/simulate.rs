@@ -2,8 +2,11 @@
 //! ([`crate::timeline`]), and memory at the fullest moment.
 //!
 //! Every version of a value that is needed in a section is made once in it, as [`crate::reshard::versions`] says. Casts of
-//! parameters run once in a step of several micro-batches. Inside a section, computation and communication follow each other, except
-//! for what [`crate::execution`] lets overlap.
+//! parameters run once in a step of several micro-batches. What a stage does inside a section is played on streams ([`crate::streams`]):
+//! `sections` says what waits for what, under what [`crate::execution`] lets overlap.
+
+mod lines;
+mod sections;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,24 +19,25 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::{Assignment, StageId};
-use crate::execution::Overlap;
 use crate::formulate::{Pace, crossings, kept, step_long};
 use crate::kernels::{Classes, once};
 use crate::reshard::{local_bytes, travels, versions};
 use crate::spec::{Spec, Strategy};
 use crate::stages::Stages;
 use crate::timeline::play;
-use crate::times::{Taken, Times};
+use crate::times::{Piece, Times, total};
 use crate::views::Views;
+use crate::weights::{by_weights, later};
+use lines::Lines;
 
 /// Seconds that a stage spends, once per micro-batch or once per step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Spent {
     /// Operators.
     pub compute_s: f64,
-    /// Resharding, as far as computation waits for it.
+    /// Resharding, as far as computation waits for it, and what computation loses to the rest.
     pub communication_s: f64,
-    /// Resharding that runs beside computation.
+    /// Resharding that nothing waits for: beside computation, or beside other resharding.
     #[serde(default)]
     pub hidden_s: f64,
 }
@@ -43,33 +47,7 @@ impl Spent {
     pub fn total(&self) -> f64 {
         self.compute_s + self.communication_s
     }
-    fn add(&mut self, taken: Taken, overlap: Overlap) {
-        let hides = match overlap {
-            Overlap::None => 0.0,
-            Overlap::Data => taken.data_s,
-            Overlap::All => taken.data_s + DECOMPOSED * (taken.total_s - taken.data_s),
-        };
-        self.communication_s += taken.total_s - hides;
-        self.hidden_s += hides;
-    }
-    /// Ends the section: of what could be hidden there remain what does not fit beside `beside` seconds of other work, and
-    /// what computation loses to the rest.
-    fn settle(&mut self, beside: f64) {
-        let hidden = self.hidden_s.min(beside);
-        self.communication_s += self.hidden_s - hidden * (1.0 - CONTENTION);
-        self.hidden_s = hidden;
-    }
 }
-
-/// The part of communication over tensor parallelism that products hide which work on the parts that have arrived: the first part
-/// must arrive, and small products are slower than one large one. torchtitan's asynchronous TP saves 9, 9 and 12 % of a step
-/// (published measurements: titan_atp-007 to 008, 009 to 010, titan-021 to titan_atp-004) of which such communication is predicted to be 32,
-/// 35 and 29 %: with what contention takes, parts of 0.32, 0.28 and 0.47.
-const DECOMPOSED: f64 = 0.4;
-
-/// What a second of communication takes from computation that runs beside it: its kernels occupy processors and memory.
-/// An eighth of an A100's or H100's processors at NCCL's default channels (16 of 108 or 132).
-const CONTENTION: f64 = 0.125;
 
 /// A stage: its times, and the memory of one of its ranks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -83,6 +61,9 @@ pub struct StagePrediction {
     /// Per micro-batch, the part of the backward's operators that makes forward results anew.
     #[serde(default)]
     pub recompute_s: f64,
+    /// Per micro-batch, the part of the backward that is gradients by weights, where these have a pass of their own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub weights_s: f64,
     /// Sends to other stages, seconds per forward of a micro-batch.
     pub send_forward_s: f64,
     /// The same per backward.
@@ -91,6 +72,10 @@ pub struct StagePrediction {
     pub idle_s: f64,
     /// By category.
     pub memory: MemoryBreakdown,
+}
+
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 /// What a step takes.
@@ -124,7 +109,9 @@ pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Time
     let execution = times.execution();
     let pace = Pace { micro_batches: a.micro_batches, schedule: a.schedule, chunks: execution.chunks };
     let mut sim = Simulation::new(graph, blocks, a, times);
-    let mut found: Vec<StagePrediction> = (0..a.stages).map(|s| sim.stage(s, times)).collect();
+    let weights = by_weights(graph, a);
+    let lines = Lines::new(graph, blocks, a, &sim.classes, &weights);
+    let mut found: Vec<StagePrediction> = (0..a.stages).map(|s| sim.stage(s, &lines, times)).collect();
     let readers = graph.uses();
     let once = once(graph, pace.micro_batches);
     let mut late = vec![true; graph.values.len()];
@@ -142,14 +129,7 @@ pub fn simulate(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &mut Time
             Section::Update => stage.update.communication_s += time,
         }
     }
-    sim.memory(&stages, &pace, &mut found);
-    for s in &mut found {
-        // Other links than those of tensor parallelism, most of the time.
-        s.forward.settle(s.forward.total());
-        s.backward.settle(s.backward.total());
-        // Buckets of gradients during the last backward, updated parameters during the first forward.
-        s.update.settle(s.backward.total() + s.forward.total());
-    }
+    sim.memory(&stages, &pace, &weights, &mut found);
     let played = play(&found, &pace);
     let update = found.iter().map(|s| s.update.total()).fold(0.0, f64::max);
     for (s, end) in found.iter_mut().zip(&played.busy) {
@@ -164,7 +144,15 @@ pub fn class_seconds(graph: &Graph, blocks: &Blocks, a: &Assignment, times: &Tim
     blocks.nodes.iter().map(|members| sim.compute(members[0], times)).collect()
 }
 
-type Versions = std::rc::Rc<Vec<(Spec, Taken)>>;
+/// A version of a value, timed.
+struct Made {
+    spec: Spec,
+    /// The version that it is made from; none: the value as produced.
+    source: Option<usize>,
+    pieces: Vec<Piece>,
+}
+
+type Versions = std::rc::Rc<Vec<Made>>;
 
 struct Simulation<'a> {
     graph: &'a Graph,
@@ -219,7 +207,7 @@ impl<'a> Simulation<'a> {
             0.0
         } else {
             versions(&travels, &[whole], ty, &a.mesh)
-                .map_or(0.0, |list| list.iter().map(|v| times.steps(&travels, &v.steps, ty).total_s).sum())
+                .map_or(0.0, |list| list.iter().map(|v| total(&times.steps(&travels, &v.steps, ty))).sum())
         };
         times.send(local_bytes(&travels, ty, &a.mesh), a.stages) + gathered
     }
@@ -264,11 +252,11 @@ impl<'a> Simulation<'a> {
             return found.clone();
         }
         let list = versions(&key.0, &key.1, ty, times.mesh()).unwrap_or_default();
-        let timed: Vec<(Spec, Taken)> = list
+        let timed: Vec<Made> = list
             .iter()
             .map(|v| {
                 let via = v.source.map_or(&key.0, |s| &list[s].spec);
-                (v.spec.clone(), times.steps(via, &v.steps, ty))
+                Made { spec: v.spec.clone(), source: v.source, pieces: times.steps(via, &v.steps, ty) }
             })
             .collect();
         let found = Versions::new(timed);
@@ -276,45 +264,7 @@ impl<'a> Simulation<'a> {
         found
     }
 
-    fn stage(&mut self, stage: usize, times: &Times<'_>) -> StagePrediction {
-        let mut found = StagePrediction::default();
-        let graph = self.graph;
-        let mut wanted: BTreeMap<(Section, ValueId), Vec<Spec>> = BTreeMap::new();
-        for id in graph.node_ids().filter(|n| self.a.stage[n.index()].0 as usize == stage) {
-            let n = graph.node(id);
-            let pace = self.classes.pace(self.blocks.node_class[id.index()] as usize);
-            let t = if pace.is_some() { self.compute(id, times) } else { 0.0 };
-            let section = pace.unwrap_or(n.section);
-            found.section(section).compute_s += t;
-            if n.section == Section::Backward && self.is_copy(id) {
-                found.recompute_s += t;
-            }
-            for (at, v) in n.inputs.iter().enumerate() {
-                let spec = self.operand(id, at);
-                wanted.entry((section, *v)).or_default().push(spec);
-            }
-        }
-        for o in &graph.outputs {
-            if let Some(p) = graph.producer(o.value).filter(|p| self.a.stage[p.index()].0 as usize == stage)
-                && let Some(spec) = self.produced(o.value)
-            {
-                wanted.entry((graph.node(p).section, o.value)).or_default().push(spec.combined());
-            }
-        }
-        for s in graph.state_ids().filter(|s| self.a.home[s.index()].0 as usize == stage) {
-            if let Some(w) = graph.state(s).write {
-                wanted.entry((Section::Update, w)).or_default().push(self.a.storage[s.index()].clone());
-            }
-        }
-        for ((section, v), specs) in wanted {
-            let Some(from) = self.produced(v) else { continue };
-            let list = self.versions(from, specs, graph.ty(v), times);
-            list.iter().for_each(|(_, taken)| found.section(section).add(*taken, times.execution().overlap));
-        }
-        found
-    }
-
-    fn memory(&mut self, stages: &Stages, pace: &Pace, found: &mut [StagePrediction]) {
+    fn memory(&mut self, stages: &Stages, pace: &Pace, weights: &[bool], found: &mut [StagePrediction]) {
         let graph = self.graph;
         let a = self.a;
         for s in graph.state_ids() {
@@ -332,7 +282,19 @@ impl<'a> Simulation<'a> {
         let mut framed: Vec<BTreeSet<(ValueId, Spec)>> = vec![BTreeSet::new(); a.stages];
         let once = once(graph, pace.micro_batches);
         let kept = kept(graph, stages, &once, backward.into_iter());
-        let kept = kept.into_iter().map(|(v, s)| (v, s, pace.in_flight(s, a.stages) as u64, Category::Activations));
+        // Gradients by weights that wait for their pass need activations, and gradients that the rest of the backward has made.
+        let later = later(graph, a, weights);
+        let in_flight = |v: ValueId, s: usize| {
+            let more = if later.contains(&(v, s)) { pace.weights_behind(s) } else { 0 };
+            (pace.in_flight(s, a.stages) + more).min(pace.micro_batches) as u64
+        };
+        let kept = kept.into_iter().map(|(v, s)| (v, s, in_flight(v, s), Category::Activations));
+        let between = later
+            .iter()
+            .filter(|(v, _)| graph.producer(*v).is_some_and(|p| graph.node(p).section == Section::Backward));
+        let between = between
+            .map(|&(v, s)| (v, s, (1 + pace.weights_behind(s)).min(pace.micro_batches) as u64, Category::Activations));
+        let kept = kept.chain(between);
         let long = step_long(graph, stages, &once).into_iter().map(|(v, s)| (v, s, 1, Category::Weights));
         for (v, stage, count, category) in long.chain(kept) {
             let Some(spec) = self.produced(v) else { continue };

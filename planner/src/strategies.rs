@@ -99,13 +99,7 @@ pub fn of_node(graph: &Graph, node: &Node, mesh: &Mesh, route: Option<Route>) ->
 }
 
 /// [`strategies`] of a factor rule.
-pub fn from_rule(
-    rule: FactorRule,
-    inputs: &[Type],
-    outputs: &[Type],
-    mesh: &Mesh,
-    route: Option<Route>,
-) -> Strategies {
+pub fn from_rule(rule: FactorRule, inputs: &[Type], outputs: &[Type], mesh: &Mesh, route: Option<Route>) -> Strategies {
     let factors = || (0..rule.factors.len()).map(|f| FactorId(f as u8));
     let mut unavailable = Vec::new();
     let mut per_axis: Vec<Vec<Use>> = Vec::new();

@@ -14,14 +14,22 @@ use crate::kernels::Fused;
 use crate::mesh::{AxisId, Mesh};
 use crate::reshard::{Resharder, Step, StepKind, local_bytes};
 use crate::spec::Spec;
+use crate::streams::{COPIES, Communicator};
 
-/// Seconds of communication.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Taken {
-    /// All of them.
-    pub total_s: f64,
-    /// Those over data parallelism alone.
-    pub data_s: f64,
+/// A step of a resharding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Piece {
+    /// Who communicates.
+    pub communicator: Communicator,
+    /// Whether that is over data parallelism alone.
+    pub data: bool,
+    /// How long it takes.
+    pub seconds: f64,
+}
+
+/// Seconds that pieces take, one after the other.
+pub fn total(pieces: &[Piece]) -> f64 {
+    pieces.iter().map(|p| p.seconds).sum()
 }
 
 /// Times on one mesh.
@@ -76,25 +84,26 @@ impl<'a> Times<'a> {
         if let Some(time) = self.reshards.get(&key).and_then(|m| m.get(to)) {
             return *time;
         }
-        let time = self.resharder.steps(from, to, ty).ok().map(|steps| self.steps(from, &steps, ty).total_s);
+        let time = self.resharder.steps(from, to, ty).ok().map(|steps| total(&self.steps(from, &steps, ty)));
         self.reshards.entry(key).or_default().insert(to.clone(), time);
         time
     }
 
-    /// Seconds that steps take, one after the other.
-    pub fn steps(&self, from: &Spec, steps: &[Step], ty: &Type) -> Taken {
+    /// Steps, one after the other.
+    pub fn steps(&self, from: &Spec, steps: &[Step], ty: &Type) -> Vec<Piece> {
         let mut before = from;
-        let mut taken = Taken::default();
+        let mut pieces = Vec::with_capacity(steps.len());
         for s in steps {
-            let time = self.step(&s.kind, local_bytes(before, ty, self.mesh), local_bytes(&s.spec, ty, self.mesh));
-            taken.total_s += time;
-            let data = |a: &AxisId| self.mesh.axis(*a).name.is_data();
-            if s.kind.communicates() && !s.kind.is_routing() && s.kind.axes().iter().all(data) {
-                taken.data_s += time;
-            }
+            let seconds = self.step(&s.kind, local_bytes(before, ty, self.mesh), local_bytes(&s.spec, ty, self.mesh));
+            let axes = if s.kind.communicates() { s.kind.axes() } else { &[] };
+            let communicator = axes.iter().fold(COPIES, |set, a| set | 1 << a.0);
+            let data = communicator != COPIES
+                && !s.kind.is_routing()
+                && axes.iter().all(|a| self.mesh.axis(*a).name.is_data());
+            pieces.push(Piece { communicator, data, seconds });
             before = &s.spec;
         }
-        taken
+        pieces
     }
 
     fn step(&self, kind: &StepKind, before: u64, after: u64) -> f64 {
@@ -107,7 +116,9 @@ impl<'a> Times<'a> {
             StepKind::AllGather { .. } => (CollectiveKind::AllGather, after),
             StepKind::ReduceScatter { .. } => (CollectiveKind::ReduceScatter, before),
             StepKind::AllReduce { .. } => (CollectiveKind::AllReduce, before),
-            StepKind::AllToAll { .. } | StepKind::Dispatch { .. } | StepKind::Combine { .. } => (CollectiveKind::AllToAll, before * group.size as u64),
+            StepKind::AllToAll { .. } | StepKind::Dispatch { .. } | StepKind::Combine { .. } => {
+                (CollectiveKind::AllToAll, before * group.size as u64)
+            }
         };
         self.cluster.collective_time(collective, Bytes(bytes), group).0
     }

@@ -23,7 +23,11 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     {
         problems.push(format!("the step cannot be cut into micro-batches: {why}"));
     }
-    let job = compile(&graph, &assignment)?;
+    // Of what can only be estimated there are no programs.
+    let job = match assignment.only_estimate() {
+        None => Some(compile(&graph, &assignment)?),
+        Some(_) => None,
+    };
     let cluster = plan.cluster.cluster().map_err(Failure::new)?;
     if cluster.usable_memory().0 < plan.cluster.memory_limit_bytes {
         problems.push(format!(
@@ -35,7 +39,8 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     }
     let blocks = autoshard_ir::blocks::find(&graph);
     let mut times = Times::new(&cluster, &assignment.mesh).executing(plan.constraints.execution);
-    let time = simulate(&graph, &blocks, &assignment, &mut times).step_time_s;
+    let prediction = simulate(&graph, &blocks, &assignment, &mut times);
+    let time = prediction.step_time_s;
     if (time - plan.predicted.step_time_s).abs() > 1e-6 * time {
         problems.push(format!(
             "a step is predicted to take {}, the plan says {}",
@@ -43,27 +48,26 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
             show::seconds(plan.predicted.step_time_s)
         ));
     }
-    if plan.predicted.peak_memory_bytes.len() != job.stages.len() {
-        problems.push(format!(
-            "{} stages, the plan has the memory of {}",
-            job.stages.len(),
-            plan.predicted.peak_memory_bytes.len()
-        ));
+    let (what, peaks): (_, Vec<u64>) = match &job {
+        Some(job) => ("the arena", autoshard_codegen::memory::memory(job).iter().map(|m| m.total()).collect()),
+        None => ("a rank", prediction.stages.iter().map(|s| s.memory.allocated().0).collect()),
+    };
+    let planned = &plan.predicted.peak_memory_bytes;
+    if planned.len() != peaks.len() {
+        problems.push(format!("{} stages, the plan has the memory of {}", peaks.len(), planned.len()));
     }
-    for (s, (m, planned)) in
-        autoshard_codegen::memory::memory(&job).iter().zip(&plan.predicted.peak_memory_bytes).enumerate()
-    {
-        if m.total() != *planned {
+    for (s, (peak, planned)) in peaks.iter().zip(planned).enumerate() {
+        if peak != planned {
             problems.push(format!(
-                "stage {s}: the arena takes {}, the plan says {}",
-                show::bytes(m.total()),
+                "stage {s}: {what} takes {}, the plan says {}",
+                show::bytes(*peak),
                 show::bytes(*planned)
             ));
         }
-        if m.total() > plan.cluster.memory_limit_bytes {
+        if *peak > plan.cluster.memory_limit_bytes {
             problems.push(format!(
-                "stage {s}: the arena takes {}, the limit is {}",
-                show::bytes(m.total()),
+                "stage {s}: {what} takes {}, the limit is {}",
+                show::bytes(*peak),
                 show::bytes(plan.cluster.memory_limit_bytes)
             ));
         }
@@ -72,14 +76,19 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         return Err(Failure::new(format!("{} is not sound:\n  {}", args.plan.display(), problems.join("\n  ")))
             .help("make the plan anew"));
     }
-    let instructions: usize = job.stages.iter().flat_map(|p| List::ALL.map(|l| p.list(l).len())).sum();
-    println!(
-        "{}: sound. {} nodes on {} ranks in {} stages; {} instructions; graph, plan and programs verified",
-        args.plan.display(),
-        graph.nodes.len(),
-        job.ranks.len(),
-        job.stages.len(),
-        instructions
-    );
+    let (path, nodes, stages) = (args.plan.display(), graph.nodes.len(), assignment.stages);
+    let ranks = stages * assignment.mesh.ranks();
+    match job {
+        Some(job) => {
+            let instructions: usize = job.stages.iter().flat_map(|p| List::ALL.map(|l| p.list(l).len())).sum();
+            println!(
+                "{path}: sound. {nodes} nodes on {ranks} ranks in {stages} stages; {instructions} instructions; graph, plan and programs verified"
+            );
+        }
+        None => println!(
+            "{path}: sound, but an estimate: {}. {nodes} nodes on {ranks} ranks in {stages} stages; graph and plan verified",
+            assignment.only_estimate().unwrap_or_default()
+        ),
+    }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `explain`: why a plan is as it is, and what else was possible.
 
 use autoshard_planner::plan::OperatorEntry;
+use autoshard_planner::routes::Routes;
 use autoshard_planner::strategies;
 
 use crate::args::ExplainArgs;

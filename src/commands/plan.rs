@@ -107,9 +107,8 @@ fn decide(
             Err(SearchError::Memory { .. }) if first.is_some() => break,
             Err(e) => return Err(failure(e)),
         };
-        let job = loaded::compile(&found.best.step.graph, &found.best.assignment)?;
-        let memory = autoshard_codegen::memory::memory(&job);
-        let peak = memory.iter().map(|m| m.total()).max().unwrap_or(0);
+        let memory = peaks(&found)?;
+        let peak = memory.iter().copied().max().unwrap_or(0);
         let proven = first.get_or_insert_with(|| found.certificate.clone());
         if peak > limit {
             // The estimate was too low: leave it that much less, and a little more.
@@ -133,6 +132,16 @@ fn decide(
     .help("more GPUs, a smaller --global-batch or --micro-batch, or --zero 3"))
 }
 
+/// Bytes on a rank of each stage: of the compiled program, or where there can be none as estimated.
+fn peaks(found: &Found) -> Result<Vec<u64>, Failure> {
+    let best = &found.best;
+    if best.assignment.only_estimate().is_some() {
+        return Ok(best.prediction.stages.iter().map(|s| s.memory.allocated().0).collect());
+    }
+    let job = loaded::compile(&best.step.graph, &best.assignment)?;
+    Ok(autoshard_codegen::memory::memory(&job).iter().map(|m| m.total()).collect())
+}
+
 #[expect(clippy::too_many_arguments, reason = "one call, with everything a plan is made of")]
 fn write_down(
     found: Found,
@@ -142,7 +151,7 @@ fn write_down(
     path: &Path,
     notes: Vec<String>,
     limit: u64,
-    memory: Vec<autoshard_codegen::memory::StageMemory>,
+    peaks: Vec<u64>,
 ) -> Plan {
     let mut request = request.clone();
     request.constraints.memory_limit = Some(limit).filter(|l| *l < cluster.usable_memory().0);
@@ -153,7 +162,7 @@ fn write_down(
     };
     let mut plan = Plan::new(&found, &request, cluster, entry, None, notes);
     plan.cluster.memory_limit_bytes = limit;
-    plan.predicted.peak_memory_bytes = memory.iter().map(|m| m.total()).collect();
+    plan.predicted.peak_memory_bytes = peaks;
     plan
 }
 
@@ -161,7 +170,7 @@ fn failure(e: SearchError) -> Failure {
     match e {
         SearchError::Memory { .. } => Failure::infeasible(e)
             .help("more GPUs, a smaller --global-batch, or a larger --memory-limit; `--objective memory` shows the least that is possible"),
-        SearchError::Pins(_) => Failure::infeasible(e).help("drop some of --tp, --pp, --dp, --cp, --micro-batch, or change --global-batch"),
+        SearchError::Pins(_) => Failure::infeasible(e).help("drop some of --tp, --pp, --dp, --ep, --cp, --micro-batch, or change --global-batch"),
         other => Failure::new(other),
     }
 }
@@ -209,7 +218,7 @@ pub fn summary(plan: &Plan, wall: Option<Duration>) -> String {
                 p.micro_batches,
                 if p.micro_batches == 1 { "" } else { "es" },
                 p.micro_batch_size,
-                if p.stages > 1 { format!(", {}", schedule_name(plan)) } else { String::new() }
+                if p.stages > 1 { format!(", {}", p.schedule.name()) } else { String::new() }
             ),
         ],
         vec!["storage".into(), storage(plan)],
@@ -297,13 +306,6 @@ pub fn recompute(plan: &Plan) -> String {
     )
 }
 
-fn schedule_name(plan: &Plan) -> &'static str {
-    match plan.pipeline.schedule {
-        autoshard_planner::assignment::Schedule::GPipe => "GPipe",
-        autoshard_planner::assignment::Schedule::OneF1B => "1F1B",
-    }
-}
-
 /// Whether a state is an optimizer's, by its name.
 fn of_optimizer(name: &str) -> bool {
     ["adam.step", "sgd.step"].contains(&name)
@@ -324,7 +326,7 @@ pub fn storage(plan: &Plan) -> String {
     };
     let mut words = Vec::new();
     for (what, optimizer) in [("parameters", false), ("optimizer states", true)] {
-        for axis in ["tp", "dp", "cp"] {
+        for axis in ["tp", "dp", "ep", "cp"] {
             let (all, sharded) = part(optimizer, axis);
             if sharded > 0 {
                 words.push(format!("{sharded} of {all} {what} sharded over {axis}"));

@@ -1,6 +1,8 @@
 //! `report`: writes the page that shows a plan.
 
+use autoshard_codegen::memory::{StageMemory, memory};
 use autoshard_codegen::partition::node_specs;
+use autoshard_cost_models::{Category, MemoryBreakdown};
 use autoshard_planner::simulate::class_seconds;
 use autoshard_planner::times::Times;
 
@@ -18,8 +20,10 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     files::check_output(&output, &read)?;
     let plan = &loaded.plan;
     let (graph, assignment) = loaded.resolve()?;
-    let job = compile(&graph, &assignment)?;
-    let memory = autoshard_codegen::memory::memory(&job);
+    let memory = match assignment.only_estimate().is_none() {
+        true => memory(&compile(&graph, &assignment)?),
+        false => plan.predicted.stages.iter().map(|s| estimated(&s.memory)).collect(),
+    };
     let blocks = autoshard_ir::blocks::find(&graph);
     let cluster = plan.cluster.cluster().map_err(Failure::new)?;
     let times = Times::new(&cluster, &assignment.mesh).executing(plan.constraints.execution);
@@ -29,4 +33,16 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     files::write(&output, report::page(&data)?.as_bytes())?;
     println!("wrote {}", output.display());
     Ok(())
+}
+
+/// Of a plan without programs.
+fn estimated(m: &MemoryBreakdown) -> StageMemory {
+    StageMemory {
+        parameters: m.get(Category::Weights).0,
+        optimizer: m.get(Category::Optimizer).0,
+        gradients: m.get(Category::Gradients).0,
+        constants: 0,
+        activations: m.get(Category::Activations).0,
+        workspace: m.get(Category::Workspace).0 + m.get(Category::Communication).0,
+    }
 }

@@ -70,6 +70,7 @@ pub struct Search {
 #[allow(missing_docs)]
 pub struct Memory {
     pub limit_bytes: u64,
+    pub compiled: bool,
     pub stages: Vec<Stage>,
 }
 
@@ -177,6 +178,7 @@ pub fn data(
         search: Search { bound: bound(plan), gap: plan.search.gap },
         memory: Memory {
             limit_bytes: plan.cluster.memory_limit_bytes,
+            compiled: a.only_estimate().is_none(),
             stages: memory
                 .iter()
                 .enumerate()
@@ -224,9 +226,11 @@ fn subtitle(plan: &Plan) -> String {
 fn verdict(plan: &Plan) -> Vec<String> {
     let size = |n: &str| plan.mesh.axes.iter().find(|a| a.name == n).map_or(1, |a| a.size);
     let mut parts = Vec::new();
-    for (axis, what) in [("dp", "data"), ("cp", "context"), ("tp", "tensor"), ("pp", "pipeline")] {
-        if size(axis) > 1 {
-            parts.push(format!("{what} parallelism over {}", size(axis)));
+    for (axis, what) in [("dp", "data"), ("ep", "expert"), ("cp", "context"), ("tp", "tensor"), ("pp", "pipeline")] {
+        // Ranks along `ep` have other samples too.
+        let ranks = if axis == "dp" { size("dp") * size("ep") } else { size(axis) };
+        if ranks > 1 {
+            parts.push(format!("{what} parallelism over {ranks}"));
         }
     }
     let split = if parts.is_empty() { "Nothing is split".to_string() } else { format!("Use {}", parts.join(", ")) };

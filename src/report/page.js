@@ -81,7 +81,7 @@ function memory() {
         el("div", { style: `width:${100 * m[k] / scale}%;background:var(${c})`, title: `${k} ${bytes(m[k])}` }))),
       el("span", { class: m.total <= limit ? "" : "bad" }, `${bytes(m.total)} (${percent(m.total / limit)})`)));
   }
-  body.append(el("p", {}, `Each bar is one rank of the stage; a full bar is ${bytes(scale)}. The figures are the sizes of the arenas that the compiled programs use.`));
+  body.append(el("p", {}, `Each bar is one rank of the stage; a full bar is ${bytes(scale)}. ${data.memory.compiled ? "The figures are the sizes of the arenas that the compiled programs use." : "The figures are estimates: there are no programs for this schedule."}`));
   body.append(table(["stage", ...kinds.map(([k]) => num(k)), num("total")],
     data.memory.stages.map((m) => [String(m.stage), ...kinds.map(([k]) => num(bytes(m[k]))), num(bytes(m.total))])));
 }
@@ -111,12 +111,14 @@ function timeline() {
   const rowHeight = 26, left = 70, width = 1000, height = t.stages * rowHeight + 24;
   const x = (s) => left + (width - left) * s / t.end_s;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": "pipeline timeline" });
-  const colour = { forward: "--c0", backward: "--c4", update: "--c1" };
+  const colour = { forward: "--c0", backward: "--c4", weights: "--c2", update: "--c1" };
+  const title = { weights: "gradients by weights" };
+  const kinds = Object.keys(colour).filter((k) => t.events.some((e) => e.kind === k));
   for (let s = 0; s < t.stages; s++) picture.append(svg("text", { x: 0, y: s * rowHeight + 17 }, `stage ${s}`));
   for (const e of t.events) {
     const w = Math.max(x(e.end_s) - x(e.start_s), 0.3);
     const box = svg("rect", { x: x(e.start_s), y: e.stage * rowHeight + 3, width: w, height: rowHeight - 6, rx: 2, fill: `var(${colour[e.kind]})`, stroke: "var(--card)", "stroke-width": 0.6 });
-    box.append(svg("title", {}, `${e.kind}${e.kind === "update" ? "" : " of micro-batch " + e.micro_batch}: ${seconds(e.start_s)} to ${seconds(e.end_s)}`));
+    box.append(svg("title", {}, `${title[e.kind] || e.kind}${e.kind === "update" ? "" : " of micro-batch " + e.micro_batch}: ${seconds(e.start_s)} to ${seconds(e.end_s)}`));
     picture.append(box);
     if (w > 16 && e.kind !== "update") {
       const label = svg("text", { x: x(e.start_s) + w / 2, y: e.stage * rowHeight + 17, "text-anchor": "middle", style: "fill:#fff" }, e.micro_batch);
@@ -127,7 +129,7 @@ function timeline() {
     const s = t.end_s * i / 4;
     picture.append(svg("text", { x: x(s), y: height - 4, "text-anchor": i === 4 ? "end" : "middle" }, seconds(s)));
   }
-  body.append(el("div", { class: "legend" }, Object.entries(colour).map(([k, c]) => el("span", {}, el("i", { style: `background:var(${c})` }), k))), picture);
+  body.append(el("div", { class: "legend" }, kinds.map((k) => el("span", {}, el("i", { style: `background:var(${colour[k]})` }), title[k] || k))), picture);
 }
 
 function blocks() {

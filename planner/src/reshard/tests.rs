@@ -85,6 +85,10 @@ fn step(mesh: &Mesh, before: &[Part], kind: &StepKind) -> Option<Vec<Part>> {
                     let cuts: Option<Vec<Part>> = all.iter().map(|p| cut(p, *split, ranks.len(), at)).collect();
                     Part::join(&cuts?, *gather)
                 }
+                StepKind::Dispatch { .. }
+                | StepKind::Combine { .. }
+                | StepKind::KeepRows { .. }
+                | StepKind::PlaceRows { .. } => unreachable!("none of the specs has routed rows"),
                 StepKind::ZeroUnlessFirst { .. } => {
                     let mut p = before[rank].clone();
                     if at > 0 {
@@ -144,10 +148,15 @@ fn lies(mesh: &Mesh, spec: &Spec, whole: &Part, parts: &[Part]) -> bool {
     })
 }
 
-/// All specs of a type on a mesh.
+/// All specs of a type on a mesh without routed rows.
 fn specs(ty: &Type, mesh: &Mesh, kind: ReduceKind) -> Vec<Spec> {
-    let roles = ty.rank() + 2;
-    let search = Search { ty, mesh, kind, frozen: Vec::new() };
+    all_specs(ty, mesh, kind).into_iter().filter(|s| s.routed.is_empty()).collect()
+}
+
+/// All specs of a type on a mesh.
+pub(super) fn all_specs(ty: &Type, mesh: &Mesh, kind: ReduceKind) -> Vec<Spec> {
+    let roles = ty.rank() + SHARD as usize;
+    let search = Search { ty, mesh, kind, frozen: Vec::new(), routes: Vec::new() };
     (0..roles.pow(mesh.axes.len() as u32))
         .map(|mut n| {
             let digits: Roles = mesh.axes.iter().map(|_| (n % roles, n /= roles).0 as u8).collect();
@@ -219,7 +228,7 @@ fn no_sequence_of_right_steps_is_cheaper() {
         let (small, large) = (f32(dims), f32(&[dims, &[scale]].concat()));
         let specs = specs(&small, &mesh, ReduceKind::Sum);
         let whole = whole(&small);
-        let widen = |s: &Spec| Spec { dims: [&s.dims[..], &[vec![]]].concat(), partial: s.partial.clone() };
+        let widen = |s: &Spec| Spec { dims: [&s.dims[..], &[vec![]]].concat(), ..s.clone() };
         let placed: Vec<Vec<Part>> = specs.iter().map(|s| place(&mesh, s, &whole)).collect();
         let n = specs.len();
         let mut best = vec![vec![u64::MAX; n]; n];
@@ -248,12 +257,12 @@ fn no_sequence_of_right_steps_is_cheaper() {
                 }
             }
         }
-        let search = Search { ty: &small, mesh: &mesh, kind: ReduceKind::Sum, frozen: Vec::new() };
-        let roles: Vec<Roles> = specs.iter().map(|s| search.encode(s)).collect();
+        let encode = |s| Search::new(s, s, &small, ReduceKind::Sum, &mesh).1;
+        let roles: Vec<Roles> = specs.iter().map(encode).collect();
         let single = best.clone();
         for i in 0..n {
             for j in 0..n {
-                let fixed = frozen(&roles[i], &roles[j]);
+                let fixed = Search::new(&specs[i], &specs[j], &small, ReduceKind::Sum, &mesh).0.frozen;
                 let allowed = |k: usize| (0..fixed.len()).all(|a| !fixed[a] || roles[k][a] == roles[i][a]);
                 let mut cost = vec![u64::MAX; n];
                 cost[i] = 0;
@@ -291,6 +300,7 @@ fn spec(dims: &[&[u8]], sum: &[u8]) -> Spec {
     Spec {
         dims: dims.iter().map(|d| axes(d)).collect(),
         partial: sum.iter().map(|&a| (AxisId(a), ReduceKind::Sum)).collect(),
+        routed: Vec::new(),
     }
 }
 fn names(from: &Spec, to: &Spec, ty: &Type, mesh: &Mesh) -> Vec<String> {
@@ -340,7 +350,7 @@ fn what_does_not_fit_is_refused_with_the_reason() {
     target spec [_, _, _] does not fit f32[6,8]: it has 3 dims, the value 2
     target spec [_, tp+dp] does not fit f32[6,8]: its axes are not in the mesh's order
     target spec [_, tp] partial{tp:sum} does not fit f32[6,8]: axis tp occurs twice
-    target spec Spec { dims: [[], [AxisId(7)]], partial: [] } does not fit f32[6,8]: the mesh has no axis 7
+    target spec Spec { dims: [[], [AxisId(7)]], partial: [], routed: [] } does not fit f32[6,8]: the mesh has no axis 7
     cannot reshard [_, _] to [_, _] partial{dp:max}: only a sum can be made partial
     cannot reshard [_, _] partial{dp:max} to [_, _] partial{dp:sum}: they are partial in different ways
     "

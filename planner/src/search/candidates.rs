@@ -72,6 +72,9 @@ pub fn candidates(cluster: &Cluster, request: &PlanRequest) -> Result<Vec<Candid
     if let Some(problem) = pins.execution.problem() {
         return refuse(problem);
     }
+    if pins.schedule == Some(Schedule::ZeroBubble) && pins.execution.chunks > 1 {
+        return refuse("the zero-bubble schedule has one chunk per stage".into());
+    }
     if batch == 0 {
         return refuse("the batch is empty".into());
     }

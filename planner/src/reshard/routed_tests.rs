@@ -160,7 +160,7 @@ fn routed_rows_lie_as_the_specs_say_after_every_step() {
 #[test]
 fn tokens_are_dispatched_and_combined_at_once() {
     let mesh = Mesh::new([(AxisName::Dp, 2), (AxisName::Ep, 4)]);
-    let ty = Type::new(DType::Bf16, &[64, 16]);
+    let ty = Type::new(DType::Bf16, [64, 16]);
     let lies = Spec { dims: vec![vec![AxisId(0), AxisId(1)], vec![]], partial: vec![], routed: vec![] };
     let routed = Spec { dims: vec![vec![AxisId(0)], vec![]], partial: vec![], routed: vec![AxisId(1)] };
     let names = |from: &Spec, to: &Spec| {

@@ -1,5 +1,7 @@
 //! ONNX operators that lower to several canonical operators and belong to none of them.
 
+mod moe;
+
 use crate::graph::ValueId;
 use crate::onnx::import::{ImportCx, OnnxRule};
 use crate::op::OpError;
@@ -14,6 +16,7 @@ pub static RULES: &[OnnxRule] = &[
     OnnxRule { domain: "", op: "InstanceNormalization", since: 1, lower: instance_normalization },
     OnnxRule { domain: "", op: "OneHot", since: 9, lower: one_hot },
     OnnxRule { domain: "", op: "RotaryEmbedding", since: 23, lower: rotary_embedding },
+    OnnxRule { domain: "com.microsoft", op: "MoE", since: 1, lower: moe::import },
     OnnxRule { domain: "com.microsoft", op: "SkipLayerNormalization", since: 1, lower: skip_layer_normalization },
     OnnxRule {
         domain: "com.microsoft",

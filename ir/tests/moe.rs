@@ -5,6 +5,7 @@ mod proto;
 
 use std::sync::Arc;
 
+use autoshard_ir::onnx::Bindings;
 use autoshard_ir::onnx::proto::onnx::attribute_proto::AttributeType;
 use autoshard_ir::onnx::proto::onnx::{AttributeProto, ModelProto, TensorProto};
 use autoshard_ir::{Graph, Tensor, interp};
@@ -103,7 +104,7 @@ impl Case {
         m
     }
     fn import(&self, operands: &[Vec<f32>; 8]) -> Result<Graph, String> {
-        import(&self.model(operands), &Vec::<(&str, usize)>::new().into_iter().collect())
+        import(&self.model(operands), &Bindings::default())
     }
     fn run(&self, operands: &[Vec<f32>; 8]) -> Vec<f32> {
         let g = self.import(operands).unwrap_or_else(|e| panic!("{e}"));

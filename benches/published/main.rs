@@ -94,7 +94,7 @@ fn plan_all(cases: Vec<rows::Case>, only: Option<&str>, architecture: Option<&st
         }
         let model = models
             .entry(c.decoder.clone())
-            .or_insert_with(|| predict::model(&c.decoder, Path::new("../shared/tools/make_decoder.py"), &folder));
+            .or_insert_with(|| predict::model(&c.decoder, Path::new("benches/published/decoder.py"), &folder));
         let outcome = model.as_ref().map_err(Clone::clone).and_then(|m| {
             let cluster = predict::cluster(c)?;
             let found = predict::plan(c, m, &cluster)?.best;
@@ -135,7 +135,7 @@ fn row(p: &Planned) -> String {
     let s = &stages[stages.len() / 2];
     let b = busiest.unwrap_or(s);
     format!(
-        "{:18} {}-{}x{} s{} {}x{} tp{} pp{}v{} dp{} z{} sp{} b{} B{} {} {} | {:.3} s, measured {:.3}, {} | forward {:.4}+{:.4} backward {:.4}+{:.4} busiest {:.4} x{} update {:.4} idle {:.3} | memory {:.1} GiB {}",
+        "{:18} {}-{}x{} s{} {}x{} tp{} pp{}v{} dp{} ep{} z{} sp{} b{} B{} {} {} | {:.3} s, measured {:.3}, {} | forward {:.4}+{:.4} backward {:.4}+{:.4} busiest {:.4} x{} update {:.4} idle {:.3} | memory {:.1} GiB {}",
         p.case.measured.ids[0],
         d.family,
         d.layers,
@@ -147,6 +147,7 @@ fn row(p: &Planned) -> String {
         c.pp,
         c.chunks,
         c.dp,
+        c.ep,
         c.zero,
         u8::from(c.sequence_parallel),
         c.micro_batch,

@@ -12,14 +12,22 @@ use autoshard_planner::plan::forward_graph;
 use autoshard_planner::request::{PlanRequest, PrecisionChoice, RecomputeChoice, Workload};
 use autoshard_planner::search::{Found, search};
 
-use crate::rows::{Config, Decoder};
+use crate::rows::{Config, Decoder, Parts};
 
 /// The ONNX graph of a decoder, written by the generator once.
 pub fn model(decoder: &Decoder, generator: &Path, folder: &Path) -> Result<Model, String> {
     let d = decoder;
     let name = format!(
-        "{}-{}x{}-{}-{}-{}-{}-{}.onnx",
-        d.family, d.layers, d.hidden, d.heads, d.kv_heads, d.ffn, d.vocab, d.sequence
+        "{}-{}x{}-{}-{}-{}-{}-{}{}.onnx",
+        d.family,
+        d.layers,
+        d.hidden,
+        d.heads,
+        d.kv_heads,
+        d.ffn,
+        d.vocab,
+        d.sequence,
+        flags(&d.parts).concat()
     );
     let path: PathBuf = folder.join(name);
     if !path.exists() {
@@ -37,6 +45,7 @@ pub fn model(decoder: &Decoder, generator: &Path, folder: &Path) -> Result<Model
         ] {
             command.args([flag, &size.to_string()]);
         }
+        command.args(flags(&d.parts));
         if d.family == "gpt" {
             command.arg("--tied");
         }
@@ -46,6 +55,21 @@ pub fn model(decoder: &Decoder, generator: &Path, folder: &Path) -> Result<Model
         }
     }
     Model::open(&path).map_err(|e| e.to_string())
+}
+
+/// The generator's flags for what a model has besides the parts of every decoder.
+fn flags(p: &Parts) -> Vec<String> {
+    let e = p.experts;
+    let sizes = [
+        ("--head-dim", p.head_dim),
+        ("--window", Some(p.window).filter(|w| *w > 0)),
+        ("--experts", e.map(|e| e.count)),
+        ("--top-k", e.map(|e| e.top_k)),
+        ("--expert-ffn", e.map(|e| e.ffn)),
+    ];
+    let set = [("--qk-norm", p.qk_norm), ("--biases", p.biases), ("--clamped-gate", e.is_some_and(|e| e.clamped_gate))];
+    let sizes = sizes.into_iter().filter_map(|(flag, size)| Some([flag.to_string(), size?.to_string()]));
+    sizes.flatten().chain(set.into_iter().filter(|s| s.1).map(|s| s.0.to_string())).collect()
 }
 
 /// The request that pins all that the row states.
@@ -62,6 +86,7 @@ pub fn request(c: &Config) -> PlanRequest {
     request.gap = 0.01;
     let pins = &mut request.constraints;
     (pins.tp, pins.pp, pins.dp, pins.cp) = (Some(c.tp), Some(c.pp), Some(c.dp), Some(c.cp));
+    pins.ep = Some(c.ep).filter(|ep| *ep > 1);
     pins.weights_stay = true;
     pins.zero = Some(c.zero);
     pins.sequence_parallel = Some(c.sequence_parallel);

@@ -16,9 +16,39 @@ pub struct Decoder {
     pub hidden: usize,
     pub heads: usize,
     pub kv_heads: usize,
+    /// Width of a layer's MLP; 0 where all layers have experts.
     pub ffn: usize,
     pub vocab: usize,
     pub sequence: usize,
+    /// What the columns leave to the architecture.
+    pub parts: Parts,
+}
+
+/// What a model has besides the parts of every decoder. From the models' own configurations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Parts {
+    /// Elements of a head, where they are not hidden / heads.
+    pub head_dim: Option<usize>,
+    /// Norms of queries and keys.
+    pub qk_norm: bool,
+    /// Biases of all products but the head.
+    pub biases: bool,
+    /// Keys that a query sees in every other layer; 0: all.
+    pub window: usize,
+    /// Mixture of experts.
+    pub experts: Option<Experts>,
+}
+
+/// A mixture of experts in every layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Experts {
+    pub count: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Width of an expert.
+    pub ffn: usize,
+    /// Whether they gate as GPT-OSS's do.
+    pub clamped_gate: bool,
 }
 
 /// A configuration, as its row states it.
@@ -35,6 +65,8 @@ pub struct Config {
     pub chunks: usize,
     pub dp: usize,
     pub cp: usize,
+    /// Ranks that hold different experts.
+    pub ep: usize,
     pub zero: u8,
     pub sequence_parallel: bool,
     pub micro_batch: usize,
@@ -124,10 +156,9 @@ fn config(row: &Row) -> Result<Config, &'static str> {
     let model = row["model"].to_lowercase();
     for (word, rule) in [
         ("lora", "part of the weights is trained"),
-        ("moe", "mixture of experts with parts the generator lacks"),
-        ("a3b", "mixture of experts with parts the generator lacks"),
-        ("oss", "mixture of experts with parts the generator lacks"),
-        ("deepseek", "mixture of experts with parts the generator lacks"),
+        // Of which sizes no column speaks.
+        ("deepseek", "latent attention, whose dims are not published"),
+        ("tokendrop", "experts drop tokens"),
         ("resnet", "no decoder"),
         ("bert", "no decoder"),
     ] {
@@ -145,7 +176,12 @@ fn config(row: &Row) -> Result<Config, &'static str> {
         number(row, "hidden").ok_or(missing)?,
         number(row, "heads").ok_or(missing)?,
     );
-    let llama = model.contains("llama");
+    let experts = experts(&row["ffn"], &model)?;
+    let parts = parts(&model, experts);
+    if model.contains("moe") && experts.is_none() {
+        return Err(missing);
+    }
+    let llama = model.contains("llama") || parts != Parts::default();
     let gpus = number(row, "gpus").ok_or(missing)?;
     let pp = number(row, "pp").ok_or(missing)?;
     let tp = number(row, "tp").ok_or(missing)?;
@@ -153,6 +189,10 @@ fn config(row: &Row) -> Result<Config, &'static str> {
     let dp = number(row, "dp").or((gpus % (tp * pp * cp) == 0).then(|| gpus / (tp * pp * cp))).ok_or(missing)?;
     if dp * tp * pp * cp != gpus {
         return Err("parallel sizes do not multiply to the GPUs");
+    }
+    let ep = number(row, "ep").unwrap_or(1);
+    if experts.is_some() && row["ep"].is_empty() {
+        return Err(missing);
     }
     let micro = number(row, "micro_batch");
     let global_batch = number(row, "global_batch").or(micro.filter(|_| pp == 1).map(|m| m * dp)).ok_or(missing)?;
@@ -188,10 +228,11 @@ fn config(row: &Row) -> Result<Config, &'static str> {
             hidden,
             heads,
             kv_heads: number(row, "kv_heads").unwrap_or(heads),
-            ffn: number(row, "ffn").unwrap_or(4 * hidden),
+            ffn: if experts.is_some() { 0 } else { number(row, "ffn").unwrap_or(4 * hidden) },
             // The authors of SC'21 and of Korthikanti et al. say 51200 for all their models.
             vocab: number(row, "vocab").or(megatron.then_some(51200)).ok_or(missing)?,
             sequence: number(row, "seq").ok_or(missing)?,
+            parts,
         },
         cluster: cluster(row).ok_or("cluster not in the library")?,
         gpus,
@@ -201,6 +242,7 @@ fn config(row: &Row) -> Result<Config, &'static str> {
         chunks: number(row, "vpp").unwrap_or(1).max(1),
         dp,
         cp,
+        ep,
         // Megatron Core and NeMo use the distributed optimizer.
         zero: number(row, "zero").unwrap_or(usize::from(matches!(source.as_str(), "mcore" | "bridge" | "nemo"))) as u8,
         sequence_parallel: row["sp"] == "1" || (row["sp"].is_empty() && !old && tp > 1),
@@ -209,6 +251,31 @@ fn config(row: &Row) -> Result<Config, &'static str> {
         recompute: recompute.into(),
         framework: Framework { products, ..framework(&source, &model) },
     })
+}
+
+/// The experts that a column `ffn` states, as in `768 per expert, 128 experts top-8`; none where it is a number or empty.
+fn experts(ffn: &str, model: &str) -> Result<Option<Experts>, &'static str> {
+    if !ffn.contains("expert") {
+        return Ok(None);
+    }
+    let rule = "experts besides which a layer has others";
+    let (width, rest) = ffn.split_once(" per expert, ").ok_or(rule)?;
+    let (count, top_k) = rest.split_once(" experts top-").ok_or(rule)?;
+    let size = |text: &str| text.parse::<usize>().map_err(|_| rule);
+    let clamped_gate = model.contains("oss");
+    Ok(Some(Experts { count: size(count)?, top_k: size(top_k)?, ffn: size(width)?, clamped_gate }))
+}
+
+/// What no column says of an architecture. Qwen3: `head_dim` 128, norms of queries and keys (config.json of Qwen3-30B-A3B). GPT-OSS:
+/// `head_dim` 64, biases, `sliding_window` 128 in every other layer (config.json of gpt-oss-120b); its sinks are left out.
+fn parts(model: &str, experts: Option<Experts>) -> Parts {
+    match experts {
+        Some(_) if model.contains("qwen3") => Parts { head_dim: Some(128), qk_norm: true, experts, ..Parts::default() },
+        Some(_) if model.contains("oss") => {
+            Parts { head_dim: Some(64), biases: true, window: 128, experts, ..Parts::default() }
+        }
+        _ => Parts { experts, ..Parts::default() },
+    }
 }
 
 /// What the framework of a source does that its rows do not say; where that is documented.

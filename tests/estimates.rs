@@ -6,9 +6,13 @@ use common::{model, works};
 
 /// A plan of the small Llama on 8 GPUs with some flags, as JSON.
 fn plan(flags: &[&str]) -> serde_json::Value {
+    plan_of("llama-loss-dyn.onnx", flags)
+}
+
+fn plan_of(name: &str, flags: &[&str]) -> serde_json::Value {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.json").to_str().unwrap().to_string();
-    let file = model("llama-loss-dyn.onnx");
+    let file = model(name);
     let pins = ["--gpus", "8", "--global-batch", "64", "--dim", "sequence=64", "--json", "-o", &path];
     serde_json::from_str(&works(&[&["plan", &file], &pins[..], flags].concat())).unwrap()
 }
@@ -53,5 +57,23 @@ fn what_cannot_be_executed_is_said() {
     let notes = plan(&["--pp", "2", "--chunks", "2", "--products", "fp8", "--overlap", "all"])["notes"].to_string();
     for part in ["interleaved schedule (2 chunks per stage)", "8 or 4 bits", "communication overlaps with compute"] {
         assert!(notes.contains(part), "{notes}");
+    }
+}
+
+#[test]
+fn experts_are_spread_over_data_parallel_ranks() {
+    let pins = ["--dp", "8", "--micro-batch", "8", "--recompute", "none"];
+    for name in ["random/qwen3-moe-loss-dyn.onnx", "random/gpt-oss-loss-dyn.onnx"] {
+        let (whole, spread) = (plan_of(name, &pins), plan_of(name, &[&pins[..], &["--ep", "8"]].concat()));
+        let bytes = |plan: &serde_json::Value, what: &str| {
+            plan["predicted"]["stages"][0]["memory"][what].as_u64().unwrap_or_else(|| panic!("{}", plan["predicted"]))
+        };
+        // Most parameters are those of experts, of which a rank has one in eight.
+        assert!(bytes(&spread, "optimizer") < bytes(&whole, "optimizer") * 6 / 10, "{name}");
+        let products = spread["operators"].as_array().unwrap().iter();
+        let products = products.filter(|o| o["op"].as_str().unwrap().starts_with("ExpertMatMul"));
+        let split: Vec<_> = products.map(|o| o["strategy"]["ep"].as_str().unwrap_or("none").to_string()).collect();
+        assert!(split.len() >= 3 && split.iter().all(|s| s == "route rows to experts"), "{name}: {split:?}");
+        assert!(spread["notes"].to_string().contains("expert"), "{name}: {}", spread["notes"]);
     }
 }

@@ -40,12 +40,30 @@ pub(super) struct Lines {
     pub(super) section: Vec<Section>,
     /// By node, its entry in its line.
     pub(super) entry: Vec<usize>,
+    /// By node, whether it only puts gradients together that nothing in the backward pass reads: see [`gathers`].
+    pub(super) gathers: Vec<bool>,
 }
 
 /// Whether a node casts a state: in the backward pass, a copy of one that does.
 pub(super) fn casts_state(graph: &Graph, n: NodeId) -> bool {
     let node = graph.node(n);
     node.op.name() == "Cast" && node.inputs.iter().all(|v| matches!(graph.value(*v).def, Def::State(_)))
+}
+
+/// Backward nodes that only cast or add gradients, or sum them over micro-batches, for the update: frameworks do that on what
+/// the reduction of a bucket leaves, so that the rest of the backward pass does not wait for it.
+fn gathers(graph: &Graph) -> Vec<bool> {
+    let uses = graph.uses();
+    let mut found = vec![false; graph.nodes.len()];
+    // Readers come after what they read.
+    for id in graph.node_ids().rev() {
+        let n = graph.node(id);
+        let is = n.is_accumulate() || matches!(n.op.name(), "Cast" | "Add");
+        let late = |r: &NodeId| graph.node(*r).section == Section::Update || found[r.index()];
+        let mut readers = n.outputs.iter().flat_map(|v| &uses[v.index()]);
+        found[id.index()] = n.section == Section::Backward && is && readers.all(late);
+    }
+    found
 }
 
 impl Lines {
@@ -69,7 +87,7 @@ impl Lines {
             .iter()
             .map(|nodes| [Section::Forward, Section::Backward, Section::Update].map(|of| line(nodes, of)))
             .collect();
-        Lines { here, lines, section, entry }
+        Lines { here, lines, section, entry, gathers: gathers(graph) }
     }
     /// The line of a stage in a section.
     pub(super) fn line(&self, stage: usize, section: Section) -> &Line {

@@ -2,7 +2,7 @@
 //!
 //! - [`Overlap::None`]: a reader waits while what it reads is resharded.
 //! - Over data parallelism otherwise: parameters are gathered ahead of use; activations are moved once they are made, and their first
-//!   reader waits; for sums over micro-batches nobody waits, but each backward ends when its own have arrived, as FSDP's and
+//!   reader waits; for gradients that are only put together for the update nobody waits, but each backward ends when its own have arrived, as FSDP's and
 //!   DeepSpeed's do. What the update does over data parallelism alone runs beside its neighbours: gradients are reduced as the last
 //!   backward makes them, and updated parameters are gathered beside the first forward.
 //! - Over tensor parallelism: the reader waits; with [`Overlap::All`] for all but [`DECOMPOSED`] of it.
@@ -31,7 +31,7 @@ struct Want {
     spec: Spec,
     /// Its entry; none: it is enough at the end of the section.
     at: Option<usize>,
-    /// Whether it waits. Sums over micro-batches do not.
+    /// Whether it waits. What only puts gradients together for the update does not.
     waits: bool,
 }
 
@@ -67,7 +67,7 @@ impl Simulation<'_> {
                 found.recompute_s += t;
             }
             for (at, v) in n.inputs.iter().enumerate() {
-                let want = Want { spec: self.operand(id, at), at: Some(entry), waits: !n.is_accumulate() };
+                let want = Want { spec: self.operand(id, at), at: Some(entry), waits: !lines.gathers[id.index()] };
                 wanted.entry((section, *v)).or_default().push(want);
             }
         }

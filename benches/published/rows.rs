@@ -266,8 +266,8 @@ fn experts(ffn: &str, model: &str) -> Result<Option<Experts>, &'static str> {
     Ok(Some(Experts { count: size(count)?, top_k: size(top_k)?, ffn: size(width)?, clamped_gate }))
 }
 
-/// What no column says of an architecture. Qwen3: `head_dim` 128, norms of queries and keys (config.json of Qwen3-30B-A3B). GPT-OSS:
-/// `head_dim` 64, biases, `sliding_window` 128 in every other layer (config.json of gpt-oss-120b); its sinks are left out.
+/// What no column says of an architecture, as its authors publish it (totals of parameters agree). Qwen3: `head_dim` 128, norms of queries and keys. GPT-OSS:
+/// `head_dim` 64, biases, a window of 128 in every other layer; its sinks are left out.
 fn parts(model: &str, experts: Option<Experts>) -> Parts {
     match experts {
         Some(_) if model.contains("qwen3") => Parts { head_dim: Some(128), qk_norm: true, experts, ..Parts::default() },

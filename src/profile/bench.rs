@@ -74,9 +74,9 @@ const SAMPLE: Duration = Duration::from_micros(400);
 /// Memory of a rank.
 const ARENA: usize = 64 << 20;
 /// Operands rotate through so much of it: more than a core's own caches hold, less than all share.
-const ROTATED: usize = 2 << 20;
+const ROTATED: usize = 8 << 20;
 /// Most places that they rotate through.
-const PLACES: usize = 64;
+const PLACES: usize = 256;
 
 /// The device of one rank, with a case laid out in it.
 struct Bench {

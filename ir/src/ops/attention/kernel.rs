@@ -125,19 +125,21 @@ impl<'a, T: Real> Mask<'a, T> {
     }
     /// Applies it to scores of keys from `first` on.
     fn apply(&self, place: [usize; 4], scores: &mut [T]) {
-        let at = self.at(place);
+        let (at, by) = (self.at(place), self.by[3]);
         if let Some(bias) = self.bias {
-            for (j, s) in scores.iter_mut().enumerate() {
-                *s += bias[at + j * self.by[3]];
-            }
+            each(scores, &bias[at..], by, |s, bias| s + bias);
         }
         if let Some(visible) = self.visible {
-            for (j, s) in scores.iter_mut().enumerate() {
-                if visible[at + j * self.by[3]] == 0 {
-                    *s = T::NEG_INFINITY;
-                }
-            }
+            each(scores, &visible[at..], by, |s, visible| if visible == 0 { T::NEG_INFINITY } else { s });
         }
+    }
+}
+
+/// Every score with its element of a mask. No branch: where keys are hidden is not to be guessed.
+fn each<T: Copy, M: Copy>(scores: &mut [T], mask: &[M], by: usize, f: impl Fn(T, M) -> T) {
+    match by {
+        1 => scores.iter_mut().zip(mask).for_each(|(s, m)| *s = f(*s, *m)),
+        _ => scores.iter_mut().enumerate().for_each(|(j, s)| *s = f(*s, mask[j * by])),
     }
 }
 

@@ -74,12 +74,21 @@ fn attention() -> Vec<Case> {
     };
     let (Some(forward), Some(backward)) = (ops::find("Attention"), ops::find("AttentionGrad")) else { return all };
     let f32 = |dims: [usize; 4]| SampleInput::f32(dims);
-    // Masks that hide nothing, as those of sequences without padding.
-    let (b, heads) = (4, 4);
+    // Masks that hide nothing, as those of sequences without padding. Short sequences tell what a row costs.
+    let heads = 4;
     for (causal, masked) in [(true, true), (true, false), (false, true), (false, false)] {
-        for (groups, s, d) in
-            [(4, 32, 16), (1, 64, 8), (4, 64, 16), (4, 64, 64), (1, 128, 8), (4, 128, 32), (4, 128, 64)]
-        {
+        for (b, groups, s, d) in [
+            (16, 4, 8, 32),
+            (16, 4, 20, 16),
+            (4, 4, 32, 16),
+            (16, 2, 32, 8),
+            (4, 1, 64, 8),
+            (16, 4, 64, 16),
+            (4, 4, 64, 64),
+            (4, 1, 128, 8),
+            (4, 4, 128, 32),
+            (4, 4, 128, 64),
+        ] {
             let (q, k) = ([b, s, heads, d], [b, s, groups, d]);
             let mask = || masked.then(|| SampleInput { range: (1.0, 2.0), ..SampleInput::bool([b, 1, 1, s]) });
             let inputs = [f32(q), f32(k), f32(k)].into_iter().chain(mask()).collect();
@@ -100,6 +109,8 @@ fn convolutions() -> Vec<Case> {
     for [n, c, side, o, kernel, stride, pad] in [
         [4, 3, 32, 64, 4, 4, 0],
         [16, 3, 32, 64, 8, 8, 0],
+        [32, 3, 32, 32, 4, 4, 0],
+        [32, 3, 48, 64, 8, 8, 0],
         [2, 16, 16, 16, 3, 1, 1],
         [2, 16, 16, 32, 3, 2, 1],
         [2, 64, 8, 64, 3, 1, 1],

@@ -68,6 +68,11 @@ fn rule(op: &Op, inputs: &[Type], outputs: &[Type], reduce: Option<ReduceKind>) 
     rule.finish(reduce.unwrap_or(ReduceKind::Sum))
 }
 
+/// Whether elements that lie side by side are folded into one.
+fn along_rows(op: &Op, rank: usize) -> bool {
+    result_dims(op, rank).last().is_none_or(|to| to.is_none())
+}
+
 /// Strides in the result, per dim of the operand: 0 along reduced dims.
 fn result_strides(op: &Op, x: &View<'_>, out: &[usize]) -> Vec<isize> {
     let own = strides(out);
@@ -153,7 +158,10 @@ macro_rules! reduce {
                 let rule = rule(op, i, o, $combine);
                 if $linear { rule.linear_in([0]) } else { rule }
             },
-            work: |_, i, o| Work { flops: i[0].numel() as f64, ..Work::memory(i, o, 0.0) },
+            work: |op, i, o| {
+                let variant = if along_rows(op, i[0].rank()) { "" } else { "across" };
+                Work { flops: i[0].numel() as f64, variant, ..Work::memory(i, o, 0.0) }
+            },
             identity: |op, _, _| op.get_ints("dims").is_empty().then_some(0),
             gradient: $grad,
             kernel: |op, ins, outs| {
